@@ -1,0 +1,27 @@
+"""The local connection, cut for as long as a file exists: a network that drops out under a running task."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from ansible.errors import AnsibleConnectionFailure
+from ansible.plugins.connection.local import Connection as LocalConnection
+
+DOCUMENTATION = """
+name: flaky
+short_description: local, unless the file of ANSIBLE_FLAKY_CUT exists
+description: For tests.
+extends_documentation_fragment: [connection_pipelining]
+"""
+
+
+class Connection(LocalConnection):
+    """Fails as ssh does when its peer is gone."""
+
+    transport = "flaky"
+
+    def exec_command(self, cmd: str, in_data: bytes | None = None, sudoable: bool = True) -> Any:
+        if os.path.exists(os.environ["ANSIBLE_FLAKY_CUT"]):
+            raise AnsibleConnectionFailure("the cable is out")
+        return super().exec_command(cmd, in_data=in_data, sudoable=sudoable)
