@@ -56,7 +56,9 @@ def test_files_are_what_the_build_context_holds_for_the_flavour(source: Path) ->
     ]  # fmt: skip
 
 
-def test_digest_is_twelve_hex_digits_and_the_same_elsewhere(source: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_digest_is_twelve_hex_digits_and_the_same_elsewhere(
+    source: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     elsewhere = tmp_path_factory.mktemp("elsewhere") / "copy"
     shutil.copytree(source, elsewhere)
     digest = build_inputs(source)["digest"]
@@ -64,7 +66,9 @@ def test_digest_is_twelve_hex_digits_and_the_same_elsewhere(source: Path, tmp_pa
     assert build_inputs(elsewhere)["digest"] == digest
 
 
-@pytest.mark.parametrize("name", [".dockerignore", "Dockerfile", "requirements/cpu.lock", "requirements/build.lock", "src/aerie/cli.py"])
+@pytest.mark.parametrize(
+    "name", [".dockerignore", "Dockerfile", "requirements/cpu.lock", "requirements/build.lock", "src/aerie/cli.py"]
+)
 def test_digest_changes_with_the_content_of_each_input(source: Path, name: str) -> None:
     before = build_inputs(source)["digest"]
     with (source / name).open("a") as file:
@@ -72,7 +76,9 @@ def test_digest_changes_with_the_content_of_each_input(source: Path, name: str) 
     assert build_inputs(source)["digest"] != before
 
 
-@pytest.mark.parametrize("name", ["README.md", "requirements/cuda.lock", "requirements/dev.lock", "src/aerie/__pycache__/cli.pyc"])
+@pytest.mark.parametrize(
+    "name", ["README.md", "requirements/cuda.lock", "requirements/dev.lock", "src/aerie/__pycache__/cli.pyc"]
+)
 def test_digest_does_not_change_with_what_the_build_does_not_read(source: Path, name: str) -> None:
     before = build_inputs(source)["digest"]
     (source / name).write_text("changed\n")
@@ -125,6 +131,8 @@ def test_an_allowed_path_that_is_missing_is_named(source: Path) -> None:
 
 def test_the_repository_itself() -> None:
     files = build_inputs(REPOSITORY)["files"]
-    assert {".dockerignore", "Dockerfile", "pyproject.toml", "requirements/cpu.lock", "src/aerie/__init__.py"} <= set(files)
+    assert {".dockerignore", "Dockerfile", "pyproject.toml", "requirements/cpu.lock", "src/aerie/__init__.py"} <= set(
+        files
+    )
     assert "requirements/cuda.lock" not in files
     assert not [name for name in files if name.startswith(("tests/", "ansible/", "docs/"))]
