@@ -1,0 +1,163 @@
+"""Patch the installed vLLM and prove it: `python3 apply.py --help`.
+
+quilt does the patching. What quilt cannot know is proven here, against the hashes in the wheel's RECORD: before, every
+file is as the wheel brought it; after, the files that the patches name differ and no others.
+
+Standard library only: this runs inside the image build, before anything else is there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import compileall
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib.metadata import Distribution, PackagePath, distributions
+from pathlib import Path
+
+PACKAGE = "vllm/"
+
+
+class PatchError(Exception):
+    """The package cannot be patched as asked; the message says what was found and what was expected."""
+
+
+def patch_names(series: str) -> list[str]:
+    """Names in a quilt series, in order. Raises PatchError for a line with options, which would weaken `-p1`."""
+    names = []
+    for line in series.splitlines():
+        entry = line.split("#", 1)[0].split()
+        if len(entry) > 1:
+            raise PatchError(f"series: one patch name a line and no options, got {line.strip()!r}")
+        names += entry
+    return names
+
+
+def series_digest(series_dir: Path) -> str:
+    """`sha256:` digest of a series: its names in order and each patch's content. The series' comments do not count.
+
+    Raises PatchError for a patch that is named and not there.
+    """
+    digest = hashlib.sha256()
+    for name in patch_names((series_dir / "series").read_text()):
+        if not (series_dir / name).is_file():
+            raise PatchError(f"{name}: named in {series_dir / 'series'}, but there is no such file")
+        digest.update(f"{name}\0{hashlib.sha256((series_dir / name).read_bytes()).hexdigest()}\n".encode())
+    return f"sha256:{digest.hexdigest()}"
+
+
+def find_wheel(site_packages: Path) -> Distribution:
+    """The installed wheel that brought the package, whatever its flavour calls the distribution."""
+    found = [
+        dist
+        for dist in distributions(path=[str(site_packages)])
+        if any(str(file) == f"{PACKAGE}__init__.py" for file in dist.files or ())
+    ]
+    if len(found) != 1:
+        raise PatchError(f"{site_packages}: expected one distribution with {PACKAGE}__init__.py, found {len(found)}")
+    return found[0]
+
+
+def deviations(site_packages: Path, wheel: Distribution) -> set[str]:
+    """Files of the package that RECORD does not describe as they are: changed, missing or added."""
+    recorded: dict[str, PackagePath] = {str(f): f for f in wheel.files or () if str(f).startswith(PACKAGE)}
+    present = {
+        str(path.relative_to(site_packages))
+        for path in (site_packages / PACKAGE).rglob("*")
+        if path.is_file() and path.suffix != ".pyc"
+    }
+    changed = {name for name in recorded.keys() & present if not _as_recorded(site_packages / name, recorded[name])}
+    missing = {name for name in recorded.keys() - present if not name.endswith(".pyc")}
+    return changed | missing | (present - recorded.keys())
+
+
+def _as_recorded(path: Path, recorded: PackagePath) -> bool:
+    if recorded.hash is None:
+        return False
+    digest = hashlib.new(recorded.hash.mode, path.read_bytes()).digest()
+    return base64.urlsafe_b64encode(digest).rstrip(b"=").decode() == recorded.hash.value
+
+
+def push(site_packages: Path, series_dir: Path) -> Iterator[tuple[str, set[str]]]:
+    """Apply the series one patch at a time with quilt, without fuzz; yield each name with the files that it changed."""
+    for name in patch_names((series_dir / "series").read_text()):
+        pushed = _quilt(site_packages, series_dir, "push", "--fuzz=0", name)
+        if pushed.returncode != 0:
+            raise PatchError(f"{name} does not apply without fuzz; refresh it (patches/README.md)\n{pushed.stdout}")
+        files = set(_quilt(site_packages, series_dir, "files", name).stdout.split())
+        if foreign := {file for file in files if not (file.startswith(PACKAGE) and file.endswith(".py"))}:
+            raise PatchError(f"{name}: only {PACKAGE}**.py of a wheel can be patched, not {', '.join(sorted(foreign))}")
+        yield name, files
+
+
+def _quilt(site_packages: Path, series_dir: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        ["quilt", "--quiltrc", "-", *arguments],
+        cwd=site_packages,
+        env=os.environ | {"QUILT_PATCHES": str(series_dir), "QUILT_SERIES": "series", "LC_ALL": "C"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+
+
+def apply(site_packages: Path, series_dir: Path, overlay: Path | None = None, expected: str | None = None) -> None:
+    """Patch, prove and compile; copy the files that changed, with their bytecode, below `overlay`."""
+    digest = series_digest(series_dir)
+    if expected not in (None, digest):
+        raise PatchError(f"the digest of {series_dir} is {digest}, but the Dockerfile's PATCHES_DIGEST says {expected}")
+    wheel = find_wheel(site_packages)
+    if wheel.version.split("+")[0] != series_dir.name:
+        raise PatchError(f"the series is for vLLM {series_dir.name}, but {wheel.name} {wheel.version} is installed")
+    if before := deviations(site_packages, wheel):
+        raise PatchError(f"{wheel.name} {wheel.version} is not as its RECORD says: {', '.join(sorted(before))}")
+
+    named: set[str] = set()
+    for name, files in push(site_packages, series_dir):
+        named |= files
+        print(f"patched: {name} ({', '.join(sorted(files))})")
+    shutil.rmtree(site_packages / ".pc", ignore_errors=True)
+
+    if (after := deviations(site_packages, wheel)) != named:
+        raise PatchError(f"the patches name {sorted(named)}, but what changed is {sorted(after)}")
+    for file in sorted(named):
+        source = site_packages / file
+        if not compileall.compile_file(source, quiet=1, force=True):
+            raise PatchError(f"{file} is no valid Python once patched")
+        if overlay is not None:
+            bytecode = source.parent / "__pycache__" / f"{source.stem}.{sys.implementation.cache_tag}.pyc"
+            for path in (source, bytecode):
+                target = overlay / path.relative_to("/")
+                target.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(path, target)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("series_dir", type=Path, help="directory of one release: series and patches")
+    parser.add_argument("--site-packages", type=Path, help="where vLLM is installed")
+    parser.add_argument("--overlay", type=Path, help="copy the changed files below this directory")
+    parser.add_argument("--expect", metavar="DIGEST", help="refuse any other series than this")
+    parser.add_argument("--digest", action="store_true", help="print the series' digest and do nothing else")
+    args = parser.parse_args()
+    try:
+        if args.digest:
+            print(series_digest(args.series_dir))
+        elif args.site_packages is None:
+            parser.error("--site-packages is required to apply a series")
+        else:
+            apply(args.site_packages.resolve(), args.series_dir.resolve(), args.overlay, args.expect)
+    except (PatchError, OSError) as error:
+        print(f"{parser.prog}: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
