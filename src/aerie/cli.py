@@ -1,0 +1,164 @@
+"""The commands and nothing else; each imports what it needs, so that the health probe starts fast."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import aerie
+from aerie.gate.http import service_url
+
+STATUS_PORT = 8001
+_STATUS_URL = f"http://127.0.0.1:{STATUS_PORT}"
+_API_URL = "http://127.0.0.1:8000"
+_KEYS_FILE = Path("/etc/aerie/secrets/api-keys")
+_PATCHES = Path("/usr/share/aerie/patches")
+_INTERRUPTED = 130
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code; argparse exits with 2 by itself."""
+    given = list(sys.argv[1:] if argv is None else argv)
+    # What follows `--` is vLLM's and must not meet this parser, which would take its --help for our own.
+    own, engine = (given[: given.index("--")], given[given.index("--") + 1 :]) if "--" in given else (given, [])
+    parser = _parser()
+    options = parser.parse_args(own)
+    if engine and options.command != "serve":
+        parser.error("only `aerie serve` takes arguments after `--`")
+    options.engine_arguments = engine
+    try:
+        return int(options.run(options))
+    except KeyboardInterrupt:
+        return _INTERRUPTED
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="aerie", description=aerie.__doc__)
+    parser.add_argument("--version", action="version", version=f"aerie {aerie.__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    serve = commands.add_parser(
+        "serve",
+        help="run vLLM under supervision (the container's entry point)",
+        usage="aerie serve [options] -- <arguments of vllm serve>",
+        description="Runs `vllm serve` as a child, restarts it with back-off, and serves its state on the status port.",
+        epilog="Exit codes: 0 after a stop; with --once the engine's own, 128+n for signal n, 2 for wrong configuration.",
+    )
+    serve.add_argument("--once", action="store_true", help="end with the engine instead of starting it again")
+    serve.add_argument("--state-dir", type=Path, default=Path("/var/lib/aerie"), metavar="DIR", help=_default("for state.json"))
+    serve.add_argument("--status-host", default="0.0.0.0", metavar="HOST", help=_default("to serve the status on"))  # noqa: S104 - in a container; compose publishes it on loopback
+    serve.add_argument("--status-port", type=int, default=STATUS_PORT, metavar="PORT", help=_default("to serve the status on"))
+    serve.add_argument("--api-keys-file", type=Path, default=_KEYS_FILE, metavar="FILE", help=_default("one key a line"))
+    serve.add_argument("--stop-timeout", type=float, default=100.0, metavar="S", help=_default("seconds the engine gets to drain"))
+    serve.set_defaults(run=_serve)
+
+    wait = commands.add_parser(
+        "wait",
+        help="wait until a service is ready",
+        description="Shows how far a start is and ends when the service is ready, or can no longer become so.",
+        epilog="Exit codes: 0 ready, 1 failed, 2 wrong usage, 3 nothing moved, 4 nothing answered, 130 interrupted.",
+    )
+    _add_status_url(wait)
+    wait.add_argument("--stall-timeout", type=float, default=1800.0, metavar="S", help=_default("seconds without progress"))
+    wait.add_argument("--json", action="store_true", help="print the outcome and the last status as JSON on stdout")
+    wait.set_defaults(run=_wait)
+
+    probe = commands.add_parser("probe", help="exit 0 where the service is ready, 1 where not (the health check)")
+    _add_status_url(probe)
+    probe.set_defaults(run=_probe)
+
+    status = commands.add_parser(
+        "status", help="show a service's state", epilog="Exit codes: 0 ready, 1 not ready, 4 nothing answered."
+    )
+    _add_status_url(status)
+    status.add_argument("--json", action="store_true", help="print it as JSON")
+    status.set_defaults(run=_status)
+
+    ask = commands.add_parser("ask", help="send one chat completion and show what speculation did for it")
+    ask.add_argument("prompt", metavar="PROMPT")
+    ask.add_argument("--url", type=service_url, default=_API_URL, help=_default("of the API"))
+    ask.add_argument("--api-keys-file", type=Path, default=_KEYS_FILE, metavar="FILE", help=_default("its first key is sent"))
+    ask.add_argument("--max-tokens", type=int, default=64, metavar="N", help=_default("longest answer"))
+    ask.add_argument("--json", action="store_true", help="print it as JSON")
+    ask.set_defaults(run=_ask)
+
+    model = commands.add_parser("model", help="make checkpoints").add_subparsers(required=True, metavar="KIND")
+    tiny = model.add_parser("tiny", help="write a tiny Kimi-K2.5 and two EAGLE-3 drafters for it")
+    tiny.add_argument("--out", type=Path, required=True, metavar="DIR")
+    tiny.add_argument("--seed", type=int, default=0, help=_default("of the weights"))
+    tiny.set_defaults(run=_model_tiny)
+
+    patches = commands.add_parser("patches", help="print the series of patches in this image's vLLM")
+    patches.set_defaults(run=_patches)
+    return parser
+
+
+def _default(text: str) -> str:
+    return f"{text} (default: %(default)s)"
+
+
+def _add_status_url(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "url", nargs="?", type=service_url, default=_STATUS_URL, metavar="URL", help=_default("of the status port")
+    )
+
+
+def _serve(options: argparse.Namespace) -> int:
+    from aerie.supervisor.service import Options, serve
+
+    return serve(
+        Options(
+            engine_arguments=options.engine_arguments,
+            once=options.once,
+            state_dir=options.state_dir,
+            status_host=options.status_host,
+            status_port=options.status_port,
+            keys_file=options.api_keys_file,
+            stop_timeout=options.stop_timeout,
+        )
+    )
+
+
+def _wait(options: argparse.Namespace) -> int:
+    from aerie.gate.wait import wait
+
+    return wait(options.url, options.stall_timeout, as_json=options.json)
+
+
+def _probe(options: argparse.Namespace) -> int:
+    from aerie.gate.probe import probe
+
+    return probe(options.url)
+
+
+def _status(options: argparse.Namespace) -> int:
+    from aerie.gate.report import status
+
+    return status(options.url, as_json=options.json)
+
+
+def _ask(options: argparse.Namespace) -> int:
+    from aerie.gate.ask import ask
+
+    return ask(options.url, options.api_keys_file, options.prompt, options.max_tokens, as_json=options.json)
+
+
+def _model_tiny(options: argparse.Namespace) -> int:
+    from aerie.checkpoint.tiny import write_tiny
+
+    write_tiny(options.out, options.seed)
+    return 0
+
+
+def _patches(_options: argparse.Namespace) -> int:
+    series = _PATCHES / "series"
+    try:
+        print(series.read_text(encoding="utf-8"), end="")
+    except OSError as error:
+        print(f"aerie: no series of patches is recorded here ({error}); an image of Aerie has one", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,152 @@
+"""Reads from `vllm serve`'s arguments what the supervisor needs: where the engine will listen and what it will serve.
+
+vLLM's own parser would know better, but importing it takes longer than many a start-up failure it could report.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+_DEFAULT_PORT = 8000  # vLLM's
+_EVERYWHERE = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - what vLLM listens on, not we
+
+_REFUSED_FLAGS = {
+    "--api-key": "keys belong into the key file, one a line: an argument shows in ps and docker inspect",
+    "--grpc": "the gRPC server asks for no key",
+    "--grpc-port": "the gRPC server asks for no key",
+    "--uds": "readiness is checked over TCP; use --host and --port",
+    "--headless": "a node without an API server can never become ready",
+}
+_REFUSED_VARIABLES = {
+    "VLLM_API_KEY": "keys belong into the key file, one a line: a variable shows in docker inspect",
+    "VLLM_USE_RUST_FRONTEND": "vLLM's Rust front end does not load the middleware that asks for the key",
+}
+
+
+class ConfigurationError(Exception):
+    """What was given cannot work; the message says in one line what it is and what to do."""
+
+
+@dataclass(frozen=True)
+class EngineArguments:
+    """What the engine was told: its address as seen from here, and the models it loads and offers."""
+
+    url: str
+    model: str
+    served_name: str
+    drafter: str | None
+
+
+def read(arguments: Sequence[str], environment: Mapping[str, str]) -> EngineArguments:
+    """Read `vllm serve`'s arguments, with its own precedence: command line, then `--config`, then defaults.
+
+    Raises ConfigurationError for what the supervisor refuses, or cannot find or read.
+    """
+    for variable, why in _REFUSED_VARIABLES.items():
+        if environment.get(variable, "0") not in {"", "0"}:
+            raise ConfigurationError(f"environment variable {variable} is refused: {why}")
+    given = dict(_pairs(arguments))
+    settings = _config_file(given["config"]) | given if "config" in given else given
+    for flag, why in _REFUSED_FLAGS.items():
+        # vLLM's parser takes any unambiguous beginning of an option, so a long enough one is that option.
+        spelled = next((name for name in settings if _is_beginning(f"--{name}", flag)), None)
+        if spelled:
+            raise ConfigurationError(f"engine argument --{spelled} is refused: {why}")
+    model = _text(settings.get("model"))
+    if not model:
+        raise ConfigurationError("no model was given: name it first after `--`, or as `model:` in the --config file")
+    names = settings.get("served-model-name") or model
+    return EngineArguments(
+        url=_url(settings),
+        model=model,
+        served_name=_text(names[0] if isinstance(names, list) else names),
+        drafter=_drafter(settings.get("speculative-config", settings.get("sc"))),
+    )
+
+
+def check_paths(arguments: EngineArguments) -> None:
+    """Raise ConfigurationError where a model that is named by a path is not there."""
+    for role, name in (("model", arguments.model), ("drafter", arguments.drafter)):
+        if not name or not name.startswith(("/", "./", "../")):
+            continue  # a repository's name, which only vLLM can resolve
+        path = Path(name)
+        if not path.exists():
+            raise ConfigurationError(f"{role} {name} does not exist: check the path and the mount of the models' directory")
+        if path.is_dir() and not any(path.iterdir()):
+            raise ConfigurationError(f"{role} {name} is an empty directory: put the checkpoint there or correct the mount")
+
+
+def _pairs(arguments: Sequence[str]) -> Iterator[tuple[str, Any]]:
+    """Yield (option, value) as vLLM's parser pairs them: a later one wins, several words become a list."""
+    option, words = "model", list[str]()
+    for argument in arguments:
+        if argument.startswith("-") and not _is_number(argument):
+            if words or option != "model":
+                yield option, _value(words)
+            name, equals, value = argument.lstrip("-").partition("=")
+            option, words = name.replace("_", "-"), [value] if equals else []
+        else:
+            words.append(argument)
+    if words or option != "model":
+        yield option, _value(words)
+
+
+def _value(words: list[str]) -> str | list[str] | None:
+    return words if len(words) > 1 else next(iter(words), None)
+
+
+def _is_number(argument: str) -> bool:
+    try:
+        float(argument)
+    except ValueError:
+        return False
+    return True
+
+
+def _is_beginning(given: str, option: str) -> bool:
+    return given == option or (len(given) >= len("--api-k") and option.startswith(given))
+
+
+def _config_file(name: Any) -> dict[str, Any]:
+    if not isinstance(name, str):
+        raise ConfigurationError("--config needs one file")
+    try:
+        content = yaml.safe_load(Path(name).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigurationError(f"--config {name} does not exist: mount the engine's configuration there") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"--config {name} cannot be read: {error}") from None
+    except yaml.YAMLError as error:
+        raise ConfigurationError(f"--config {name} is not YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(content, dict):
+        raise ConfigurationError(f"--config {name} must hold `option: value` lines")
+    return {str(key).replace("_", "-"): value for key, value in content.items() if value is not False}
+
+
+def _url(settings: Mapping[str, Any]) -> str:
+    port = settings.get("port", _DEFAULT_PORT)
+    try:
+        port = int(port)
+    except (TypeError, ValueError):
+        raise ConfigurationError(f"engine argument --port needs a number, not {port!r}") from None
+    host = _text(settings.get("host"))
+    host = _EVERYWHERE.get(host, host)
+    scheme = "https" if settings.get("ssl-keyfile") and settings.get("ssl-certfile") else "http"
+    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
+
+
+def _drafter(speculation: Any) -> str | None:
+    if isinstance(speculation, str):
+        try:
+            speculation = json.loads(speculation)
+        except ValueError:
+            return None  # vLLM says better what is wrong with it
+    return _text(speculation.get("model")) or None if isinstance(speculation, dict) else None
+
+
+def _text(value: Any) -> str:
+    return "" if value is None else str(value)
