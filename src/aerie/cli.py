@@ -42,14 +42,22 @@ def _parser() -> argparse.ArgumentParser:
         help="run vLLM under supervision (the container's entry point)",
         usage="aerie serve [options] -- <arguments of vllm serve>",
         description="Runs `vllm serve` as a child, restarts it with back-off, and serves its state on the status port.",
-        epilog="Exit codes: 0 after a stop; with --once the engine's own, 128+n for signal n, 2 for wrong configuration.",
+        epilog="Exit codes: 0 after a stop; with --once the engine's own, 128+n for signal n, 2 for bad configuration.",
     )
     serve.add_argument("--once", action="store_true", help="end with the engine instead of starting it again")
-    serve.add_argument("--state-dir", type=Path, default=Path("/var/lib/aerie"), metavar="DIR", help=_default("for state.json"))
+    serve.add_argument(
+        "--state-dir", type=Path, default=Path("/var/lib/aerie"), metavar="DIR", help=_default("for state.json")
+    )
     serve.add_argument("--status-host", default="0.0.0.0", metavar="HOST", help=_default("to serve the status on"))  # noqa: S104 - in a container; compose publishes it on loopback
-    serve.add_argument("--status-port", type=int, default=STATUS_PORT, metavar="PORT", help=_default("to serve the status on"))
-    serve.add_argument("--api-keys-file", type=Path, default=_KEYS_FILE, metavar="FILE", help=_default("one key a line"))
-    serve.add_argument("--stop-timeout", type=float, default=100.0, metavar="S", help=_default("seconds the engine gets to drain"))
+    serve.add_argument(
+        "--status-port", type=int, default=STATUS_PORT, metavar="PORT", help=_default("to serve the status on")
+    )
+    serve.add_argument(
+        "--api-keys-file", type=Path, default=_KEYS_FILE, metavar="FILE", help=_default("one key a line")
+    )
+    serve.add_argument(
+        "--stop-timeout", type=float, default=100.0, metavar="S", help=_default("seconds the engine gets to drain")
+    )
     serve.set_defaults(run=_serve)
 
     wait = commands.add_parser(
@@ -59,7 +67,9 @@ def _parser() -> argparse.ArgumentParser:
         epilog="Exit codes: 0 ready, 1 failed, 2 wrong usage, 3 nothing moved, 4 nothing answered, 130 interrupted.",
     )
     _add_status_url(wait)
-    wait.add_argument("--stall-timeout", type=float, default=1800.0, metavar="S", help=_default("seconds without progress"))
+    wait.add_argument(
+        "--stall-timeout", type=float, default=1800.0, metavar="S", help=_default("seconds without progress")
+    )
     wait.add_argument("--json", action="store_true", help="print the outcome and the last status as JSON on stdout")
     wait.set_defaults(run=_wait)
 
@@ -77,7 +87,9 @@ def _parser() -> argparse.ArgumentParser:
     ask = commands.add_parser("ask", help="send one chat completion and show what speculation did for it")
     ask.add_argument("prompt", metavar="PROMPT")
     ask.add_argument("--url", type=service_url, default=_API_URL, help=_default("of the API"))
-    ask.add_argument("--api-keys-file", type=Path, default=_KEYS_FILE, metavar="FILE", help=_default("its first key is sent"))
+    ask.add_argument(
+        "--api-keys-file", type=Path, default=_KEYS_FILE, metavar="FILE", help=_default("its first key is sent")
+    )
     ask.add_argument("--max-tokens", type=int, default=64, metavar="N", help=_default("longest answer"))
     ask.add_argument("--json", action="store_true", help="print it as JSON")
     ask.set_defaults(run=_ask)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-# A drafter proposes `draft_tokens` in `drafts` rounds, the target accepts some of them (vllm/v1/spec_decode/metrics.py).
+# In `drafts` rounds a drafter proposes `draft_tokens`; the target accepts some (vllm/v1/spec_decode/metrics.py).
 _NAMES = {
     "drafts": "vllm:spec_decode_num_drafts_total",
     "draft_tokens": "vllm:spec_decode_num_draft_tokens_total",

@@ -11,7 +11,6 @@ from aerie.auth import read_keys
 from aerie.gate.http import UnreachableError, request
 from aerie.speculation import Speculation, read_counters
 
-
 _QUOTED = 300  # characters of a refusal
 
 
@@ -20,7 +19,7 @@ class _RefusedError(Exception):
 
 
 def ask(url: str, keys_file: Path, prompt: str, max_tokens: int, *, as_json: bool) -> int:
-    """Print the answer to `prompt` and the counters of speculation, for it and in all; return 0, or 1 with the reason."""
+    """Print the answer to `prompt` and the counters of speculation, for it and in all; return 0, or 1 and why."""
     try:
         answer = _ask(url, _first_key(keys_file), prompt, max_tokens)
     except (UnreachableError, _RefusedError) as error:

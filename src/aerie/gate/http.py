@@ -18,7 +18,9 @@ class UnreachableError(Exception):
     """Nothing that speaks HTTP answered."""
 
 
-def request(url: str, timeout: float | None, headers: dict[str, str] | None = None, body: Any = None) -> tuple[int, str]:
+def request(
+    url: str, timeout: float | None, headers: dict[str, str] | None = None, body: Any = None
+) -> tuple[int, str]:
     """Return (status, text) of a GET, or of a POST of `body` as JSON; `timeout` in seconds, None waits for ever.
 
     Raises UnreachableError where no HTTP comes back.
@@ -35,6 +37,8 @@ def request(url: str, timeout: float | None, headers: dict[str, str] | None = No
         response = connection.getresponse()
         return response.status, response.read().decode(errors="replace")
     except (OSError, HTTPException) as error:
-        raise UnreachableError(f"{parts.hostname}:{parts.port or parts.scheme}: {error or type(error).__name__}") from None
+        raise UnreachableError(
+            f"{parts.hostname}:{parts.port or parts.scheme}: {error or type(error).__name__}"
+        ) from None
     finally:
         connection.close()

@@ -1,7 +1,7 @@
-"""`aerie status`: the service's state in a terminal."""
+"""`aerie status`: the service's state in a terminal; its rows are the status page's too."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from aerie.gate.wait import Verdict, fetch_state
@@ -14,23 +14,26 @@ def status(url: str, *, as_json: bool) -> int:
     if state is None:
         print(f"nothing at {url} answers as Aerie's status")
         return Verdict.NOBODY
-    print(json.dumps(state, indent=1) if as_json else describe(state))
+    print(json.dumps(state, indent=1) if as_json else "\n".join(f"{name:<13} {text}" for name, text in rows(state)))
     return Verdict.READY if state["phase"] == "ready" else Verdict.FAILED
 
 
-def describe(state: Mapping[str, Any]) -> str:
-    """Return the state as lines of text."""
-    engine, exited = state["engine"], state["engine"]["exit"]
-    progress = "" if state["progress"] is None else f"{state['progress']:.0%}"
-    rows = {
+def rows(state: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield (name, text) of what `state` (the form of `/status`) has to say, the most wanted first."""
+    engine, ended, speculation = state["engine"], state["engine"]["exit"], state["speculation"]
+    how = ended and (f"killed by {ended['signal']}" if ended["signal"] else f"exit code {ended['code']}")
+    progress = None if state["progress"] is None else f"{state['progress']:.0%}"
+    candidates = {
         "phase": f"{state['phase']} since {state['since']}",
         "reason": state["reason"],
         "step": " ".join(filter(None, (state["step"], progress))),
         "next start": state["next_start"],
-        "model": state["model"],
-        "speculation": state["speculation"] and str(Speculation(**state["speculation"])),
-        "engine": f"pid {engine['pid'] or '-'}, starts {engine['starts']}, failures in a row {state['failures']}",
-        "last exit": exited and f"{exited['signal'] or exited['code']} at {exited['at']}",
         "last error": state["last_error"],
+        "model": state["model"],
+        "speculation": speculation and str(Speculation(**speculation)),
+        "engine": f"pid {engine['pid'] or '-'}, starts {engine['starts']}, failures in a row {state['failures']}",
+        "last exit": ended and f"{how} at {ended['at']}",
+        "last line": state["last_line"],
+        "versions": ", ".join(f"{name} {version}" for name, version in state["versions"].items() if version),
     }
-    return "\n".join(f"{name:<12} {text}" for name, text in rows.items() if text)
+    yield from ((name, text) for name, text in candidates.items() if text)

@@ -32,6 +32,7 @@ class Gate:
         self._stall_timeout = stall_timeout
         self._begun = self._answered = self._moved = now
         self._unready_since: float | None = None
+        self._failures: int | None = None
         self._seen: object = None
 
     def judge(self, state: Mapping[str, Any] | None, now: float) -> tuple[Verdict | None, str]:
@@ -44,7 +45,11 @@ class Gate:
         line = ": ".join(filter(None, (phase, state["reason"] or _step(state))))
         if phase == "ready":
             return Verdict.READY, f"ready after {now - self._begun:.0f} s"
-        if phase in {"failed", "held", "stopping", "stopped"}:
+        # A failure from before may be mended by the next start; one that happens before our eyes is an answer.
+        if self._failures is None:
+            self._failures = state["failures"]
+        failed = phase == "failed" and state["failures"] > self._failures
+        if failed or phase in {"held", "stopping", "stopped"}:
             return Verdict.FAILED, line
         if phase != "unready":
             self._unready_since = None
@@ -67,7 +72,7 @@ def _step(state: Mapping[str, Any]) -> str:
 def wait(url: str, stall_timeout: float, *, as_json: bool) -> int:
     """Wait until the service at `url` is ready and return a `Verdict`, having printed why.
 
-    The progress is one redrawn line on a terminal, else one line a change; with `as_json` only the last state, on stdout.
+    The progress goes to stderr: one redrawn line on a terminal, else one line a change.
     """
     gate = Gate(stall_timeout, begun := time.monotonic())
     shown = ""

@@ -8,16 +8,21 @@ class Severity(IntEnum):
     """How much a line says about why an engine died."""
 
     NONE = 0
-    LOGGED = 1
-    EXCEPTION = 2
+    CONSEQUENCE = 1
+    LOGGED = 2
+    EXCEPTION = 3
 
 
 _PROCESS = re.compile(r"^.*?\([\w-]+ pid=\d+\) ")
 _LEVEL = re.compile(r"^(DEBUG|INFO|WARNING|ERROR|CRITICAL) \d\d-\d\d [\d:]+ \[[^\]]+\] ?")
-# `Module.SomeError: message` of a traceback, pydantic's indented reason, argparse's and the dynamic loader's one-liners.
-_EXCEPTION = re.compile(r"^(?:[a-z_][\w.]*\.)?[A-Z]\w*(?:Error|Exception|Exit)(?:: .*)?$|^  Value error, .*|^[\w ./-]+: error: .*")
-# The API server's last words when another process broke: true, and of no help.
-_CONSEQUENCE = re.compile(r"See root cause above|See stack trace|check the stack trace above|EngineDeadError|^[\w. ]*Cancelled", re.IGNORECASE)
+# `module.SomeError: message` of a traceback, pydantic's indented reason, argparse's one-liner.
+_EXCEPTION = re.compile(
+    r"^(?:[a-z_][\w.]*\.)?[A-Z]\w*(?:Error|Exception|Exit)(?:: .*)?$|^  Value error, .*|^[\w ./-]+: error: .*"
+)
+# What one process says when another broke: true, and better than nothing only where nothing else was said.
+_CONSEQUENCE = re.compile(
+    r"See root cause above|See stack trace|check the stack trace above|EngineDeadError|output_handler failed"
+)
 
 
 def error_of(line: str) -> tuple[Severity, str | None]:
@@ -29,7 +34,7 @@ def error_of(line: str) -> tuple[Severity, str | None]:
             return Severity.NONE, None
         text = text[level.end() :]
     if _CONSEQUENCE.search(text):
-        return Severity.NONE, None
+        return Severity.CONSEQUENCE, text.strip()
     if _EXCEPTION.match(text):
         return Severity.EXCEPTION, text.strip()
     if level and text and not text[0].isspace() and not text.startswith("Traceback "):

@@ -9,7 +9,7 @@ from aerie.startup.errors import Severity, error_of
 
 @dataclass(frozen=True)
 class Report:
-    """Where a start is: `step` in words, `fraction` of the step's shard bar (0 to 1), and the last line and error seen."""
+    """Where a start is: `step` in words, `fraction` of its shard bar (0 to 1), the last line and the error seen."""
 
     step: str = "starting vLLM"
     fraction: float | None = None

@@ -75,9 +75,13 @@ def check_paths(arguments: EngineArguments) -> None:
             continue  # a repository's name, which only vLLM can resolve
         path = Path(name)
         if not path.exists():
-            raise ConfigurationError(f"{role} {name} does not exist: check the path and the mount of the models' directory")
+            raise ConfigurationError(
+                f"{role} {name} does not exist: check the path and the mount of the models' directory"
+            )
         if path.is_dir() and not any(path.iterdir()):
-            raise ConfigurationError(f"{role} {name} is an empty directory: put the checkpoint there or correct the mount")
+            raise ConfigurationError(
+                f"{role} {name} is an empty directory: put the checkpoint there or correct the mount"
+            )
 
 
 def _pairs(arguments: Sequence[str]) -> Iterator[tuple[str, Any]]:

@@ -1,6 +1,7 @@
-"""Asks the engine whether it can be used: `/health`, the served name, and one real completion with the drafter drafting."""
+"""Asks the engine whether it can be used: `/health`, the served name, one real completion with the drafter drafting."""
 
 import asyncio
+import contextlib
 import json
 import time
 from collections.abc import Callable
@@ -66,11 +67,11 @@ async def _follow(api: "_Api", dispatch: Callable[[Event], None]) -> None:
                 if answered_at >= next_look:
                     serving = await (_count(api, dispatch) if serving else _check(api, dispatch))
                     next_look = time.monotonic() + _LOOK_AGAIN
-            elif api.has_spoken:  # before its first word, a closed port is how every start looks
+            elif api.was_well:  # until then a closed port is how every start looks
                 serving, next_look = False, 0.0
                 down_since = down_since or answered_at
                 dispatch(Refused(failure))
-        await asyncio.sleep(_POLL if api.has_spoken else _FIRST_POLLS)
+        await asyncio.sleep(_POLL if api.was_well else _FIRST_POLLS)
 
 
 async def _check(api: "_Api", dispatch: Callable[[Event], None]) -> bool:
@@ -90,10 +91,8 @@ async def _check(api: "_Api", dispatch: Callable[[Event], None]) -> bool:
 
 
 async def _count(api: "_Api", dispatch: Callable[[Event], None]) -> bool:
-    try:
+    with contextlib.suppress(TimeoutError, _NotReadyError):  # the counters can wait; /health decides
         dispatch(Served(await api.counters()))
-    except (TimeoutError, _NotReadyError):
-        pass  # the counters can wait; /health decides
     return True
 
 
@@ -101,7 +100,7 @@ class _Api:
     """The engine's API, asked with the first key of the key file."""
 
     def __init__(self, session: aiohttp.ClientSession, served_name: str, keys_file: Path) -> None:
-        self.has_spoken = False
+        self.was_well = False
         self._session = session
         self._served_name = served_name
         self._keys_file = keys_file
@@ -110,10 +109,14 @@ class _Api:
         """Return what is wrong with `/health`, None for nothing; raises TimeoutError where the answer is late."""
         try:
             async with self._session.get("/health") as response:
-                self.has_spoken = True
-                return None if response.status == HTTPStatus.OK else f"/health answered {response.status}"
+                if response.status != HTTPStatus.OK:
+                    return f"/health answered {response.status}"
+                self.was_well = True
+                return None
         except TimeoutError:
             raise
+        except aiohttp.ClientConnectorError as error:
+            return f"/health cannot be reached: {error.os_error.strerror}"
         except aiohttp.ClientError as error:
             return f"/health cannot be reached: {error}"
 
@@ -123,13 +126,13 @@ class _Api:
 
     async def complete_once(self) -> Speculation | None:
         """Get one completion and return the counters after it; raises _NotReadyError with what was amiss."""
-        models = json.loads(await self._ask("GET", "/v1/models", timeout=_PATIENT))
+        models = json.loads(await self._ask("GET", "/v1/models", patience=_PATIENT))
         names = [model["id"] for model in models["data"]]
         if self._served_name not in names:
             raise _NotReadyError(f"/v1/models offers {', '.join(names)}, and not {self._served_name}")
         before = await self.counters()
         request = {"model": self._served_name, **_COMPLETION}
-        answer = json.loads(await self._ask("POST", "/v1/completions", timeout=_PATIENT, body=request))
+        answer = json.loads(await self._ask("POST", "/v1/completions", patience=_PATIENT, body=request))
         if not answer["usage"]["completion_tokens"]:
             raise _NotReadyError("a completion came back without a token")
         if before is None:
@@ -148,11 +151,11 @@ class _Api:
             raise _NotReadyError(f"no key to ask with in {self._keys_file}: {error}") from None
 
     async def _ask(
-        self, method: str, path: str, timeout: aiohttp.ClientTimeout = _PROMPT, body: dict[str, Any] | None = None
+        self, method: str, path: str, patience: aiohttp.ClientTimeout = _PROMPT, body: dict[str, Any] | None = None
     ) -> str:
         headers = {"Authorization": f"Bearer {self._key()}"}
         try:
-            async with self._session.request(method, path, json=body, headers=headers, timeout=timeout) as response:
+            async with self._session.request(method, path, json=body, headers=headers, timeout=patience) as response:
                 text = await response.text()
         except TimeoutError:
             raise

@@ -153,9 +153,8 @@ class _Service:
         engine = arguments.read(self._options.engine_arguments, os.environ)
         arguments.check_paths(engine)
         if engine.url.endswith(f":{self._options.status_port}"):
-            raise arguments.ConfigurationError(
-                f"port {self._options.status_port} is given to both the API and the status: change --port or --status-port"
-            )
+            both = f"port {self._options.status_port} is given to both the API and the status"
+            raise arguments.ConfigurationError(f"{both}: change --port or --status-port")
         return engine
 
     async def _stopped_before_next_start(self) -> bool:
@@ -178,27 +177,24 @@ class _Service:
 
         process = Engine(command, environment, self._reaper, on_output)
         self._dispatch(Started(process.pid))
-        watch = asyncio.create_task(readiness.watch(engine, self._options.keys_file, self._dispatch))
-        stop = asyncio.create_task(self._stopping.wait())
-        await asyncio.wait({process.ended, watch, stop}, return_when=asyncio.FIRST_COMPLETED)
-        if self._stopping.is_set():
-            process.terminate()
-            kill = asyncio.create_task(self._kill_now.wait())
-            await asyncio.wait(
-                {process.ended, kill}, timeout=self._options.stop_timeout, return_when=asyncio.FIRST_COMPLETED
-            )
-            kill.cancel()
-        elif process.ended.done():
-            self._dispatch(Refused(f"{Exit.of(process.ended.result(), _now())}; ending what is left of it"))
-        elif watch.done():
-            watch.result()
-            _log.warning("the engine is dead and its API server stays: killing it")
-        watch.cancel()
-        stop.cancel()
+        async with asyncio.TaskGroup() as tasks:
+            watch = tasks.create_task(readiness.watch(engine, self._options.keys_file, self._dispatch))
+            stop = tasks.create_task(self._stopping.wait())
+            kill = tasks.create_task(self._kill_now.wait())
+            await _first(process.ended, watch, stop)
+            if stop.done():
+                process.terminate()
+                await _first(process.ended, kill, timeout=self._options.stop_timeout)
+            elif process.ended.done():
+                self._dispatch(Refused(str(Exit.of(process.ended.result(), _now()))))
+            else:
+                _log.warning("the engine is dead and its API server stays: killing it")
+            for task in (watch, stop, kill):
+                task.cancel()
         await kill_descendants()
         await process.output_copied(_LAST_OUTPUT)
         status = await process.ended
-        self._dispatch(Ended(status))
+        self._dispatch(Ended(status, reader.report.error))
         return status
 
     async def _publish(self) -> None:
@@ -226,6 +222,10 @@ class _Service:
         except (OSError, ValueError):
             return {}
         return saved if isinstance(saved, dict) else {}
+
+
+async def _first(*awaited: asyncio.Future[Any], timeout: float | None = None) -> None:  # noqa: ASYNC109 - passed on
+    await asyncio.wait(awaited, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
 
 
 def _check_keys(path: Path) -> None:

@@ -46,7 +46,9 @@ class Exit:
             return cls(None, f"signal {-status}", at)
 
     def __str__(self) -> str:
-        return f"vllm serve was killed by {self.signal}" if self.signal else f"vllm serve ended with exit code {self.code}"
+        return (
+            f"vllm serve was killed by {self.signal}" if self.signal else f"vllm serve ended with exit code {self.code}"
+        )
 
 
 @dataclass(frozen=True)
@@ -108,9 +110,10 @@ class Refused:
 
 @dataclass(frozen=True)
 class Ended:
-    """The engine process ended with this `os.waitstatus_to_exitcode`."""
+    """The engine's processes are gone; the first ended with this `os.waitstatus_to_exitcode`, after this error."""
 
     status: int
+    error: str | None = None
 
 
 @dataclass(frozen=True)
@@ -135,7 +138,7 @@ Event = Started | Said | Answered | Served | Refused | Ended | Held | StopAsked 
 _GOING = frozenset({Phase.STOPPING, Phase.STOPPED})
 
 
-def reduce(state: State, event: Event, at: datetime) -> State:  # noqa: PLR0911 - one return an event is the table
+def reduce(state: State, event: Event, at: datetime) -> State:  # noqa: C901, PLR0911 - a table: one case, one return
     """Return the state after `event`, which happened `at`."""
     match event:
         case Started(pid):
@@ -152,8 +155,8 @@ def reduce(state: State, event: Event, at: datetime) -> State:  # noqa: PLR0911 
             return replace(state, speculation=speculation, failures=failures)
         case Refused(reason) if state.phase not in _GOING:
             return _enter(state, Phase.UNREADY, at, reason=reason)
-        case Ended(status):
-            return _ended(state, Exit.of(status, at), at)
+        case Ended():
+            return _ended(state, event, at)
         case Held(reason):
             return _enter(replace(state, last_error=reason), Phase.HELD, at, reason=reason)
         case StopAsked():
@@ -177,15 +180,16 @@ def _said(state: State, said: Said) -> State:
     return replace(state, step=said.step, progress=said.progress, last_line=said.last_line, last_error=error)
 
 
-def _ended(state: State, ended: Exit, at: datetime) -> State:
-    forgiven = state.phase is Phase.READY and at - state.since >= FORGIVEN_AFTER
+def _ended(state: State, event: Ended, at: datetime) -> State:
+    ended = Exit.of(event.status, at)
     gone = replace(state, pid=None, exit=ended, speculation=None)
     if state.phase in _GOING:
         return gone
-    reason = f"{ended}: {state.last_error}" if state.last_error else str(ended)
+    reason = f"{ended}: {event.error}" if event.error else str(ended)
     if ended.code == USAGE_ERROR:
-        return _enter(gone, Phase.HELD, at, reason=f"{reason}; correct the engine's arguments and start the container anew")
-    failures = 1 if forgiven else state.failures + 1
+        remedy = "correct the engine's arguments and start the container anew"
+        return _enter(gone, Phase.HELD, at, reason=f"{reason}; {remedy}")
+    failures = state.failures + 1
     pause = BACK_OFF[min(failures, len(BACK_OFF)) - 1]
     return _enter(replace(gone, failures=failures, next_start=at + pause), Phase.FAILED, at, reason=reason)
 
@@ -217,7 +221,7 @@ def to_json(state: State, versions: dict[str, str | None]) -> dict[str, Any]:
 
 
 def _timestamp(moment: datetime | None) -> str | None:
-    return moment and moment.astimezone(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+    return None if moment is None else moment.astimezone(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
 
 
 def resume(saved: dict[str, Any], state: State) -> State:
