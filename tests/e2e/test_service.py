@@ -10,10 +10,11 @@ import zlib
 import httpx
 import pytest
 
-from aerie.checkpoint.tiny import expected_answer
+from aerie.checkpoint.tiny.script import Picture, expected_answer
 from conftest import Service
 
 QUESTION = "What is Aerie?"
+ENOUGH = 128  # tokens, more than the longest answer
 
 # Routes that answer without a key, and why: liveness has to be readable by anything on the host, and so have counters.
 OPEN_ROUTES = {"/health", "/metrics"}
@@ -32,18 +33,18 @@ def png(width: int, height: int, colour: tuple[int, int, int]) -> str:
 
 
 def test_chat_gives_the_expected_text(running: Service) -> None:
-    choice = running.chat(QUESTION, max_tokens=64)["choices"][0]
-    assert choice["message"]["content"] == expected_answer(QUESTION)
+    choice = running.chat(QUESTION, max_tokens=ENOUGH)["choices"][0]
+    assert choice["message"]["content"] == expected_answer()
     assert choice["finish_reason"] == "stop"
 
 
 def test_streaming_gives_the_same_text_in_pieces(running: Service) -> None:
-    whole = running.chat(QUESTION, max_tokens=64)["choices"][0]["message"]["content"]
+    whole = running.chat(QUESTION, max_tokens=ENOUGH)["choices"][0]["message"]["content"]
     pieces = []
     with running.client() as client:
         model = client.get("/v1/models").json()["data"][0]["id"]
         body = {"model": model, "messages": [{"role": "user", "content": QUESTION}],
-                "temperature": 0, "max_tokens": 64, "stream": True}  # fmt: skip
+                "temperature": 0, "max_tokens": ENOUGH, "stream": True}  # fmt: skip
         with client.stream("POST", "/v1/chat/completions", json=body) as answer:
             lines = [line.removeprefix("data: ") for line in answer.iter_lines() if line.startswith("data: ")]
     assert lines[-1] == "[DONE]"
@@ -54,14 +55,15 @@ def test_streaming_gives_the_same_text_in_pieces(running: Service) -> None:
     assert sum(1 for piece in pieces if piece) > 1
 
 
-def test_an_image_is_seen(running: Service) -> None:
+@pytest.mark.parametrize(("picture", "grey"), [("bright", 255), ("dark", 0)])
+def test_an_image_is_seen(running: Service, picture: Picture, grey: int) -> None:
     text = {"type": "text", "text": QUESTION}
-    image = {"type": "image_url", "image_url": {"url": png(56, 56, (200, 30, 30))}}
-    without = running.chat([text], max_tokens=8)["usage"]["prompt_tokens"]
-    answer = running.chat([image, text], max_tokens=8)
+    image = {"type": "image_url", "image_url": {"url": png(56, 56, (grey, grey, grey))}}
+    without = running.chat([text], max_tokens=ENOUGH)["usage"]["prompt_tokens"]
+    answer = running.chat([image, text], max_tokens=ENOUGH)
     # 56 x 56 pixels are 4 x 4 patches of 14, merged two by two: 4 tokens, beside those that mark the image.
     assert answer["usage"]["prompt_tokens"] >= without + 4
-    assert answer["choices"][0]["message"]["content"]
+    assert answer["choices"][0]["message"]["content"] == expected_answer(picture)
 
 
 def test_the_engine_fetches_no_url(running: Service) -> None:
@@ -76,7 +78,7 @@ def test_the_engine_fetches_no_url(running: Service) -> None:
 
 def test_drafts_are_made_and_some_are_accepted(running: Service) -> None:
     before = running.speculation()
-    running.chat(QUESTION, max_tokens=64)
+    running.chat(QUESTION, max_tokens=ENOUGH)
     grown = {name: value - before[name] for name, value in running.speculation().items()}
     assert grown["drafts"] > 0
     # Some drafts are wrong on purpose, so that the rejection path runs too.
