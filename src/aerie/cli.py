@@ -4,9 +4,9 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import aerie
-from aerie.gate.http import service_url
 
 STATUS_PORT = 8001
 _STATUS_URL = f"http://127.0.0.1:{STATUS_PORT}"
@@ -86,7 +86,7 @@ def _parser() -> argparse.ArgumentParser:
 
     ask = commands.add_parser("ask", help="send one chat completion and show what speculation did for it")
     ask.add_argument("prompt", metavar="PROMPT")
-    ask.add_argument("--url", type=service_url, default=_API_URL, help=_default("of the API"))
+    ask.add_argument("--url", type=_base_url, default=_API_URL, help=_default("of the API"))
     ask.add_argument(
         "--api-keys-file", type=Path, default=_KEYS_FILE, metavar="FILE", help=_default("its first key is sent")
     )
@@ -109,9 +109,16 @@ def _default(text: str) -> str:
     return f"{text} (default: %(default)s)"
 
 
+def _base_url(text: str) -> str:
+    parts = urlsplit(text)
+    if parts.scheme not in {"http", "https"} or not parts.hostname:
+        raise argparse.ArgumentTypeError(f"{text!r} is no URL such as {_STATUS_URL}")
+    return text.rstrip("/")
+
+
 def _add_status_url(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "url", nargs="?", type=service_url, default=_STATUS_URL, metavar="URL", help=_default("of the status port")
+        "url", nargs="?", type=_base_url, default=_STATUS_URL, metavar="URL", help=_default("of the status port")
     )
 
 

@@ -1,5 +1,6 @@
 """vLLM's counters of speculative decoding, read from the text of its `/metrics`. Pure, standard library only."""
 
+import re
 from dataclasses import dataclass
 
 # In `drafts` rounds a drafter proposes `draft_tokens`; the target accepts some (vllm/v1/spec_decode/metrics.py).
@@ -40,7 +41,7 @@ def read_counters(metrics: str) -> Speculation | None:
     sums = dict.fromkeys(_NAMES, 0)
     seen = False
     for line in metrics.splitlines():
-        name = line.partition("{")[0]
+        name = re.split("[{ ]", line, maxsplit=1)[0]  # the labels may be missing
         for field, counter in _NAMES.items():
             if name == counter:
                 seen = True

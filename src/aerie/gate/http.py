@@ -6,14 +6,6 @@ from typing import Any
 from urllib.parse import urlsplit
 
 
-def service_url(text: str) -> str:
-    """Return a base URL without its last slash; raises ValueError where it is none."""
-    parts = urlsplit(text)
-    if parts.scheme not in {"http", "https"} or not parts.hostname:
-        raise ValueError
-    return text.rstrip("/")
-
-
 class UnreachableError(Exception):
     """Nothing that speaks HTTP answered."""
 

@@ -91,7 +91,7 @@ class _Service:
         try:
             status = await serve_status(host, port, self.snapshot)
         except OSError as error:
-            _log.error("cannot serve the status on %s:%d: %s; choose another --status-port", host, port, error)
+            _log.error("cannot serve the status: %s; choose another --status-port", error.strerror)
             return 1
         publisher = asyncio.create_task(self._publish())
         try:

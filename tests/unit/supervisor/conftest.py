@@ -1,0 +1,128 @@
+"""`aerie serve` as a process of its own, with a stand-in for `vllm` on its PATH."""
+
+import fcntl
+import http.client
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+STUB = Path(__file__).with_name("engine_stub.py")
+SOURCE = Path(__file__).parents[3] / "src"
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+class Serving:
+    """One `aerie serve`, its files, its two ports and what can be asked of it."""
+
+    def __init__(self, directory):
+        self.directory = directory
+        self.api_port, self.status_port = free_port(), free_port()
+        self.keys = directory / "api-keys"
+        self.keys.write_text("test-key\n")
+        self.state_file = directory / "state" / "state.json"
+        self.state_file.parent.mkdir()
+        (directory / "bin").mkdir()
+        (directory / "bin" / "vllm").symlink_to(STUB)
+        self.process = None
+
+    @contextmanager
+    def run(self, *options, model="org/model", arguments=(), **stub):
+        self.start(*options, model=model, arguments=arguments, **stub)
+        try:
+            yield self
+        finally:
+            if self.process.poll() is None:
+                self.process.send_signal(signal.SIGTERM)
+                self.process.send_signal(signal.SIGTERM)
+                self.process.wait(20)
+            self.close()
+
+    def start(self, *options, model="org/model", arguments=(), stdout=subprocess.PIPE, **stub):
+        own = ["--state-dir", self.state_file.parent, "--status-host", "127.0.0.1", "--status-port", self.status_port]
+        engine = [model, "--served-model-name", "kimi", "--host", "127.0.0.1", "--port", self.api_port, *arguments]
+        command = [
+            sys.executable,
+            "-m",
+            "aerie.cli",
+            "serve",
+            *own,
+            "--api-keys-file",
+            self.keys,
+            *options,
+            "--",
+            *engine,
+        ]
+        self.process = subprocess.Popen(
+            list(map(str, command)),
+            cwd=self.directory,
+            env=os.environ
+            | {
+                "PATH": f"{self.directory}/bin:{os.environ['PATH']}",
+                "PYTHONPATH": str(SOURCE),
+                "STUB": json.dumps(stub),
+            },
+            stdout=stdout,
+            stderr=subprocess.PIPE if stdout is subprocess.PIPE else stdout,
+        )
+
+    def close(self):
+        for pipe in (self.process.stdout, self.process.stderr):
+            pipe.close()
+
+    def core_is_gone(self):
+        """Return whether the stand-in's second process has let its lock go."""
+        with (self.directory / "core.lock").open() as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return False
+            return True
+
+    def end(self, limit=20):
+        """Return (exit code, stdout, stderr) of a service that ends by itself."""
+        stdout, stderr = self.process.communicate(timeout=limit)
+        return self.process.returncode, stdout, stderr.decode()
+
+    def get(self, path):
+        connection = http.client.HTTPConnection("127.0.0.1", self.status_port, timeout=5)
+        try:
+            connection.request("GET", path)
+            response = connection.getresponse()
+            return response.status, response.read().decode()
+        except OSError:
+            return 0, ""
+        finally:
+            connection.close()
+
+    def state(self):
+        status, text = self.get("/status")
+        return json.loads(text) if status else {"phase": None}
+
+    def until(self, condition, what, limit=20.0):
+        """Wait for a true value of `condition` and return it; fail with `what` after `limit` seconds."""
+        deadline = time.monotonic() + limit
+        while not (value := condition()):
+            assert time.monotonic() < deadline, f"waited {limit} s for {what}"
+            time.sleep(0.02)
+        return value
+
+    def until_phase(self, phase, limit=20.0):
+        return self.until(lambda: (state := self.state())["phase"] == phase and state, f"phase {phase}", limit)
+
+
+@pytest.fixture
+def serving(tmp_path):
+    return Serving(tmp_path)

@@ -1,0 +1,141 @@
+"""`vllm serve`'s arguments as the supervisor reads them."""
+
+import json
+
+import pytest
+
+from aerie.supervisor.arguments import ConfigurationError, check_paths, read
+
+
+def config(tmp_path, text):
+    path = tmp_path / "serve.yaml"
+    path.write_text(text)
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["/m/kimi"],
+        ["/m/kimi", "--enforce-eager"],
+        ["--enforce-eager", "--model", "/m/kimi"],
+        ["--enforce-eager", "--model=/m/kimi"],
+    ],
+)
+def test_the_model_is_found_wherever_it_stands(arguments):
+    found = read(arguments, {})
+    assert (found.model, found.served_name, found.url) == ("/m/kimi", "/m/kimi", "http://127.0.0.1:8000")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "url"),
+    [
+        (["--port", "8100"], "http://127.0.0.1:8100"),
+        (["--port=8100", "--host", "0.0.0.0"], "http://127.0.0.1:8100"),
+        (["--host", "::"], "http://[::1]:8000"),
+        (["--host", "192.0.2.7", "--ssl-keyfile", "k", "--ssl-certfile", "c"], "https://192.0.2.7:8000"),
+        (["--port", "8100", "--port", "8101"], "http://127.0.0.1:8101"),
+    ],
+)
+def test_the_address_is_one_that_can_be_reached_from_here(arguments, url):
+    assert read(["m", *arguments], {}).url == url
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["--served-model-name", "kimi", "k2"], ["--served_model_name", "kimi"], ["--served-model-name=kimi"]],
+)
+def test_the_first_served_name_counts(arguments):
+    assert read(["m", *arguments], {}).served_name == "kimi"
+
+
+def test_the_config_file_is_read_and_the_command_line_wins(tmp_path):
+    file = config(
+        tmp_path,
+        "model: /m/kimi\nserved_model_name: [kimi, k2]\nport: 9000\nhost: 0.0.0.0\n"
+        "speculative-config:\n  model: /m/eagle\n  num_speculative_tokens: 3\n",
+    )
+    found = read(["--config", file], {})
+    assert (found.model, found.served_name, found.url) == ("/m/kimi", "kimi", "http://127.0.0.1:9000")
+    assert found.drafter == "/m/eagle"
+    found = read(["/m/other", "--config", file, "--port", "9001", "--served-model-name", "mine"], {})
+    assert (found.model, found.served_name, found.url) == ("/m/other", "mine", "http://127.0.0.1:9001")
+
+
+@pytest.mark.parametrize("flag", ["--speculative-config", "--speculative_config", "-sc"])
+def test_the_drafter_stands_in_the_speculative_config(flag):
+    assert read(["m", flag, json.dumps({"model": "/m/eagle"})], {}).drafter == "/m/eagle"
+    assert read(["m", flag, json.dumps({"method": "ngram"})], {}).drafter is None
+    assert read(["m", flag, "no json"], {}).drafter is None
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["--api-key", "secret"], ["--api-key=secret"], ["--api_key", "secret"], ["--api-k", "secret"], ["--grpc"],
+     ["--grpc-port", "9"], ["--uds", "/s"], ["--headless"]],
+)  # fmt: skip
+def test_what_goes_round_the_keys_or_the_check_is_refused_without_telling_it(arguments):
+    with pytest.raises(ConfigurationError, match="is refused: ") as refusal:
+        read(["m", *arguments], {})
+    assert "secret" not in str(refusal.value)
+
+
+def test_the_config_file_cannot_bring_them_in_either(tmp_path):
+    with pytest.raises(ConfigurationError, match="--api-key is refused"):
+        read(["--config", config(tmp_path, "model: m\napi-key: secret\n")], {})
+    assert read(["--config", config(tmp_path, "model: m\ngrpc: false\n")], {}).model == "m"
+
+
+def test_other_options_that_begin_alike_pass():
+    assert read(["m", "--api-server-count", "2", "--grammar-backend", "x"], {}).model == "m"
+
+
+@pytest.mark.parametrize("variable", ["VLLM_API_KEY", "VLLM_USE_RUST_FRONTEND"])
+def test_variables_that_go_round_the_keys_are_refused(variable):
+    with pytest.raises(ConfigurationError, match=f"{variable} is refused"):
+        read(["m"], {variable: "1"})
+    assert read(["m"], {variable: "0"}).model == "m"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "no model was given"),
+        (["--port", "8000"], "no model was given"),
+        (["--config", "/no/such.yaml"], "--config /no/such.yaml does not exist"),
+        (["--config", "/"], "--config / cannot be read"),
+        (["--config"], "--config needs one file"),
+        (["m", "--port", "http"], "--port needs a number, not 'http'"),
+        (["m", "--port"], "--port needs a number, not None"),
+    ],
+)
+def test_what_cannot_work_is_told_in_one_line(arguments, message):
+    with pytest.raises(ConfigurationError) as error:
+        read(arguments, {})
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"), [("a: [", "is not YAML"), ("- a\n", "option: value"), ("", "option: value")]
+)
+def test_a_config_file_that_is_none_is_told(tmp_path, text, message):
+    with pytest.raises(ConfigurationError, match=message) as error:
+        read(["--config", config(tmp_path, text)], {})
+    assert "\n" not in str(error.value)
+
+
+def test_paths_that_are_not_there_are_told_with_their_role(tmp_path):
+    target = tmp_path / "kimi"
+    target.mkdir()
+    with pytest.raises(ConfigurationError, match=f"model {target} is an empty directory"):
+        check_paths(read([str(target)], {}))
+    (target / "config.json").write_text("{}")
+    check_paths(read([str(target)], {}))
+    missing = json.dumps({"model": str(tmp_path / "eagle")})
+    with pytest.raises(ConfigurationError, match=f"drafter {tmp_path}/eagle does not exist"):
+        check_paths(read([str(target), "--speculative-config", missing], {}))
+
+
+def test_a_repositorys_name_is_left_to_vllm():
+    check_paths(read(["moonshotai/Kimi-K2.5"], {}))

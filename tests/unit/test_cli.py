@@ -1,0 +1,76 @@
+"""The commands' surface: help, versions, usage errors."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import aerie
+from aerie import cli
+
+COMMANDS = ["serve", "wait", "probe", "status", "ask", "model", "patches"]
+
+
+@pytest.mark.parametrize("command", [[], *([command] for command in COMMANDS), ["model", "tiny"]])
+def test_every_command_explains_itself(command, capsys):
+    with pytest.raises(SystemExit) as ended:
+        cli.main([*command, "--help"])
+    assert ended.value.code == 0
+    shown = capsys.readouterr().out
+    assert "usage: aerie" in shown
+    if not command:
+        assert all(re.search(rf"^    {name} ", shown, re.MULTILINE) for name in COMMANDS)
+
+
+def test_the_version_is_the_packages(capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["--version"])
+    assert capsys.readouterr().out == f"aerie {aerie.__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "COMMAND"),
+        (["sing"], "invalid choice: 'sing'"),
+        (["wait", "localhost:8001"], "'localhost:8001' is no URL such as http://127.0.0.1:8001"),
+        (["wait", "http://x", "--", "--port", "1"], "only `aerie serve` takes arguments after `--`"),
+        (["serve", "--port", "8000"], "unrecognized arguments: --port 8000"),
+        (["model", "tiny"], "--out"),
+    ],
+)
+def test_a_usage_error_exits_2_and_names_what_was_given(arguments, message, capsys):
+    with pytest.raises(SystemExit) as ended:
+        cli.main(arguments)
+    assert ended.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_what_follows_the_dashes_is_vllms(monkeypatch):
+    given = []
+    monkeypatch.setattr(cli, "_serve", lambda options: given.append(options.engine_arguments) or 0)
+    assert cli.main(["serve", "--once", "--", "m", "--help", "--once", "--", "x"]) == 0
+    assert given == [["m", "--help", "--once", "--", "x"]]
+
+
+def test_the_series_of_an_image_is_printed(tmp_path, monkeypatch, capsys):
+    (tmp_path / "series").write_text("one.patch\ntwo.patch\n")
+    monkeypatch.setattr(cli, "_PATCHES", tmp_path)
+    assert cli.main(["patches"]) == 0
+    assert capsys.readouterr().out == "one.patch\ntwo.patch\n"
+
+
+def test_outside_an_image_there_is_no_series(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(cli, "_PATCHES", tmp_path / "none")
+    assert cli.main(["patches"]) == 1
+    assert "no series of patches is recorded here" in capsys.readouterr().err
+
+
+def test_it_runs_as_a_module_too():
+    done = subprocess.run(
+        [sys.executable, "-m", "aerie.cli", "--version"], capture_output=True, text=True, check=True,
+        env={"PYTHONPATH": str(Path(aerie.__file__).parents[1])},
+    )  # fmt: skip
+    assert done.stdout == f"aerie {aerie.__version__}\n"
