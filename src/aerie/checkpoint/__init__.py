@@ -1,0 +1,1 @@
+"""Model checkpoints on disk."""
