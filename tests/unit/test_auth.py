@@ -34,7 +34,7 @@ def call(middleware_of, method="GET", path="/v1/models", headers=None, kind="htt
         "type": kind,
         "path": path,
         "headers": [(name.encode(), value.encode("latin-1")) for name, value in (headers or {}).items()],
-        "extensions": dict.fromkeys(extensions, {}),
+        "extensions": {name: {} for name in extensions},
     }
     if kind == "http":
         scope["method"] = method

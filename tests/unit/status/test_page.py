@@ -35,7 +35,7 @@ class Reader(HTMLParser):
     def handle_starttag(self, tag, attrs):
         self.tags.append(tag)
         self.attributes += attrs
-        if tag not in {"meta"}:
+        if tag != "meta":
             self.open.append(tag)
 
     def handle_endtag(self, tag):

@@ -16,20 +16,19 @@ from pathlib import Path
 
 STUB = json.loads(os.environ.get("STUB", "{}"))
 KEYS_FILE = Path(os.environ["AERIE_API_KEYS_FILE"])
-drafts = 0
 
 
 class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    drafts = 0
 
     def do_GET(self):
-        global drafts
         if self.path == "/health":
             # A file, so that a test can change the answer of a running stub.
             status = int(Path("health").read_text() or 200) if Path("health").exists() else 200
             return self.answer(status, "")
         if self.path == "/metrics":
-            return self.answer(200, f'vllm:spec_decode_num_drafts_total{{engine="0"}} {float(drafts)}\n')
+            return self.answer(200, f'vllm:spec_decode_num_drafts_total{{engine="0"}} {float(Handler.drafts)}\n')
         if self.headers.get("Authorization", "").removeprefix("Bearer ") not in KEYS_FILE.read_text().split():
             return self.answer(401, "")
         if self.path == "/v1/models":
@@ -37,9 +36,8 @@ class Handler(BaseHTTPRequestHandler):
         return self.answer(404, "")
 
     def do_POST(self):
-        global drafts
         self.rfile.read(int(self.headers["Content-Length"]))
-        drafts += STUB.get("drafts", 5)
+        Handler.drafts += STUB.get("drafts", 5)
         answer = {
             "choices": [{"message": {"content": "yes"}, "finish_reason": "stop"}],
             "usage": {"completion_tokens": 9},
