@@ -75,14 +75,15 @@ RUN --mount=type=secret,id=ca \
     && apt-get "$@" install --yes --no-install-recommends python3-venv quilt \
     && rm -rf /var/lib/apt/lists/*
 RUN --mount=type=bind,from=wheelhouse,target=/wheelhouse \
-    --mount=type=bind,source=requirements,target=/requirements \
+    --mount=type=bind,source=requirements/install,target=/requirements/install \
+    --mount=type=bind,source=requirements/build.lock,target=/requirements/build.lock \
     --mount=type=secret,id=ca --mount=type=secret,id=pip \
     python3 -m venv /opt/build && /requirements/install /opt/build /requirements/build.lock
 
 # Aerie's own wheel. It brings no dependency: vLLM's lock has all that it needs.
 FROM tools AS aerie
 WORKDIR /source
-COPY pyproject.toml README.md LICENSE ./
+COPY pyproject.toml LICENSE ./
 COPY src src
 RUN /opt/build/bin/pip wheel --no-cache-dir --no-deps --no-build-isolation --no-index --wheel-dir /dist .
 

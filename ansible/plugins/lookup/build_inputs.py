@@ -61,7 +61,7 @@ def build_files(source: Path, flavour: str) -> list[str]:
         path = PurePosixPath(name)
         if any(fnmatch.fnmatchcase(part, pattern) for part in path.parts for pattern in ignored):
             return False
-        is_requirement = path.parts[0] == "requirements" and path.suffix != ""
+        is_requirement = path.parts[0] == "requirements" and path.suffix in {".in", ".overrides", ".lock"}
         return not is_requirement or path.stem in (flavour, BUILD_REQUIREMENTS)
 
     files = [".dockerignore"]
