@@ -46,7 +46,9 @@ def parsed(
     done = in_image(
         "python3", "-c", PARSE, *(f"/configs/{name}" for name in names), options=["--volume", f"{folder}:/configs:ro"]
     )
-    results = [json.loads(line.removeprefix("RESULT ")) for line in done.stdout.splitlines() if line.startswith("RESULT ")]
+    results = [
+        json.loads(line.removeprefix("RESULT ")) for line in done.stdout.splitlines() if line.startswith("RESULT ")
+    ]
     return dict(zip(names, results, strict=True))
 
 

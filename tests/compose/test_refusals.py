@@ -37,7 +37,9 @@ def daemon_may(limit: str) -> bool:
         ["docker", "images", "--quiet", "--filter", "dangling=false"], check=True, capture_output=True, text=True
     ).stdout.split()[:1]
     started = subprocess.run(
-        ["docker", "run", "--rm", "--ulimit", limit, "--entrypoint", "/bin/true", image], check=False, capture_output=True
+        ["docker", "run", "--rm", "--ulimit", limit, "--entrypoint", "/bin/true", image],
+        check=False,
+        capture_output=True,
     )
     return started.returncode == 0
 
@@ -86,7 +88,9 @@ def test_port_taken(project: Project, image: str) -> None:
     assert "address already in use" in remedies()
 
 
-@pytest.mark.parametrize(("limit", "said"), [("memlock", "error setting rlimit type 8"), ("nofile", "error setting rlimit type 7")])
+@pytest.mark.parametrize(
+    ("limit", "said"), [("memlock", "error setting rlimit type 8"), ("nofile", "error setting rlimit type 7")]
+)
 def test_limit_that_the_daemon_may_not_raise(project: Project, image: str, limit: str, said: str) -> None:
     value = {"memlock": "-1", "nofile": "1048576"}[limit]
     if daemon_may(f"{limit}={value}"):
