@@ -1,6 +1,7 @@
 """The commands and nothing else; each imports what it needs, so that the health probe starts fast."""
 
 import argparse
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -123,6 +124,8 @@ def _add_status_url(parser: argparse.ArgumentParser) -> None:
 
 
 def _serve(options: argparse.Namespace) -> int:
+    # Process 1 without a handler never gets a SIGTERM; hold it back until the service, after its imports, has one.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
     from aerie.supervisor.service import Options, serve
 
     return serve(

@@ -86,6 +86,7 @@ class _Service:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop, signal.Signals(number).name)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM, signal.SIGINT})  # which the command had blocked
         self._reaper = Reaper()
         host, port = self._options.status_host, self._options.status_port
         try:

@@ -2,9 +2,11 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import time
+from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -146,6 +148,22 @@ def test_a_stop_while_it_starts_and_while_it_pauses(serving, phase, stub):
     serving.until(lambda: serving.state()["phase"] == phase and serving.state()["engine"]["starts"], phase)
     serving.process.terminate()
     assert serving.end()[0] == 0
+
+
+def test_a_stop_during_its_own_imports_is_not_lost(serving):
+    serving.start()
+    status = Path(f"/proc/{serving.process.pid}/status")
+    serving.until(lambda: re.search(r"SigBlk:\s+0*4002$", status.read_text(), re.MULTILINE), "the blocked signals", 5)
+    serving.process.terminate()
+    assert serving.end()[0] == 0
+    assert not (serving.directory / "argv.json").exists(), "no engine is started after a stop"
+
+
+def test_the_engine_gets_its_signals(serving):
+    with serving.run() as service:
+        pid = service.until_phase("ready")["engine"]["pid"]
+        status = Path(f"/proc/{pid}/status").read_text()
+    assert re.search(r"^SigBlk:\s+0+$", status, re.MULTILINE)
 
 
 def test_output_passes_byte_for_byte_however_slowly_it_is_read(serving):
