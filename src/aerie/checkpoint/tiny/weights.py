@@ -56,12 +56,13 @@ COPIED = 4.0  # token and class code, by attention 0
 HINT = 8.0  # for the drafters
 NEXT = 12.0  # the token that follows
 NOISE = 0.3  # of each other attention and MLP
-# Weights in the drafters' stream, where auxiliary states count as in the target.
-DRAFTER_COPIED = 8.0
-DRAFTER_NEXT = 16.0
+# Weights in the drafters' stream.
+STATES = 0.4  # of each auxiliary state
+DRAFTER_COPIED = 12.0
+DRAFTER_NEXT = 8.0
 
 PEAK = 32.0  # attention score of a position with itself; other tokens get about 0, of the same class half
-PICTURE_PEAK = 1.6  # of `</think>` with a picture, against its own
+PICTURE_PEAK = 2.6  # how much more strongly `</think>` seeks a picture than itself
 LOGIT = 40.0
 ACTIVATION = 8.0  # of a neuron that meets its code
 ROUTER = 8.0
@@ -70,8 +71,8 @@ GELU = 3.0
 # What a drafter knows about the script's transitions, in turn: by the embedding, by the hint in an auxiliary state, or
 # not at all ("?").
 HINTED = "h"
-KNOWLEDGE_MLA = "eeheehe?"
-KNOWLEDGE_LLAMA = "eehe?he?"
+KNOWLEDGE_MLA = "eeeeeehhh?"
+KNOWLEDGE_LLAMA = "eeeee?hhh?"
 
 
 class Source:
@@ -188,15 +189,23 @@ class Mlp:
     up: list[Tensor] = field(default_factory=list)
     down: list[Tensor] = field(default_factory=list)
 
-    def add(self, met: Tensor, strength: float, written: Tensor, against: Tensor | None = None) -> None:
+    def add(
+        self,
+        met: Tensor,
+        strength: float,
+        written: Tensor,
+        against: Tensor | None = None,
+        times: Tensor | None = None,
+    ) -> None:
         """Add a neuron that writes `written` where the normalised stream holds code `met` with the given strength.
 
-        Both codes are given divided by their squared length. The stream always holds `against` as strongly as it should
-        hold `met`; with it, the neuron is silent unless `met` is at least half there.
+        Codes are given divided by their squared length. The stream always holds `against` as strongly as it should hold
+        `met`; with it, the neuron is silent unless `met` is at least half there. With `times`, as much of that code as the
+        stream holds (in units of `strength`) multiplies what is written.
         """
         tuned = met if against is None else 2 * met - against
         self.gate.append(tuned * (ACTIVATION / strength))
-        self.up.append(met / strength)
+        self.up.append((met if times is None else times) / strength)
         self.down.append(written / ACTIVATION)
 
     def tensors(self, prefix: str, source: Source, noise: float = NOISE) -> dict[str, Tensor]:
@@ -411,19 +420,23 @@ def _drafter_tensors(
 ) -> dict[str, Tensor]:
     mlp = Mlp(c.DRAFTER_WIDTH)
     always = rotated(copied, codes.always) / codes.SHARED_SIZE
-    # Three auxiliary states, what attention copied, and a hint or the last draft's code.
-    stream = len(c.AUX_LAYERS) * STREAM_RMS**2 + (DRAFTER_COPIED * EMBEDDING_RMS) ** 2 + HINT**2
+    # Three auxiliary states and what attention copied.
+    stream = len(c.AUX_LAYERS) * (STATES * STREAM_RMS) ** 2 + (DRAFTER_COPIED * EMBEDDING_RMS) ** 2
+    share = DRAFTER_COPIED / stream**0.5
     for token, known in knowledge(pattern).items():
         if known == "?":
             continue
-        met = rotated(copied, codes.own(token))
-        # The stream is the next draft step's input: what was used up is taken out of it.
-        written = -DRAFTER_NEXT * codes.next(token) - DRAFTER_COPIED * rotated(copied, codes.own(token) + codes.shared(token))
+        met = rotated(copied, codes.own(token)) / codes.OWN_SIZE
+        # The stream is the next draft step's input, so what was used up is taken out of it: the copy, and what the step
+        # before wrote to draft this token.
+        written = -DRAFTER_COPIED * rotated(copied, codes.own(token) + codes.shared(token))
         if known != HINTED:
             written += DRAFTER_NEXT * codes.next(SUCCESSOR[token])
-        mlp.add(met / codes.OWN_SIZE, DRAFTER_COPIED / stream**0.5, written, always)
+        mlp.add(met, share, written, always)
+        drafted_before = codes.next(token)
+        mlp.add(met, share, -DRAFTER_COPIED * drafted_before, always, times=drafted_before / H)
     tensors = {
-        "fc.weight": torch.cat([hint.T for hint in codes.hints], 1) / ROOT,
+        "fc.weight": torch.cat([hint.T for hint in codes.hints], 1) * (STATES / ROOT),
         **{f"midlayer.{name}.weight": torch.ones(H)
            for name in ("hidden_norm", "input_layernorm", "post_attention_layernorm")},
         **attention,
