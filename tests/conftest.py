@@ -47,7 +47,7 @@ def in_image(image: str) -> InImage:
     ) -> subprocess.CompletedProcess[str]:
         program, *arguments = command
         container = f"aerie-test-{uuid.uuid4().hex[:12]}"
-        confined = ["docker", "run", "--rm", "--init", "--name", container, *SERVICE_OPTIONS, *options]
+        confined = ["docker", "run", "--rm", "--init", "--no-healthcheck", "--name", container, *SERVICE_OPTIONS, *options]
         try:
             done = subprocess.run(
                 [*confined, "--entrypoint", program, name, *arguments],
