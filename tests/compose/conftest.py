@@ -7,12 +7,14 @@ import os
 import shutil
 import subprocess
 import uuid
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 FILES = {"gpu": "compose.yaml", "cpu": "compose.yaml:compose.cpu.yaml"}

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
-import subprocess
-from collections.abc import Callable
 from math import ceil, log2
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
 
 from .conftest import REPOSITORY
+
+if TYPE_CHECKING:
+    import subprocess
+    from collections.abc import Callable
 
 CONFIGS = ["kimi-k2.5.yaml", "tiny.yaml"]
 

@@ -7,13 +7,14 @@ import re
 import secrets
 import subprocess
 import time
-import urllib.error
-import urllib.request
-from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import httpx
 
 from .conftest import FILES, Project
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 API, STATUS = "http://127.0.0.1:18210", "http://127.0.0.1:18211"
 IMAGE_USER = "10001:10001"
@@ -23,15 +24,13 @@ READY_SECONDS = 900
 
 def get(url: str, *, key: str | None = None, body: dict[str, Any] | None = None) -> tuple[int, Any]:
     """Status and JSON of an answer; 0 where nothing listens."""
-    headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
-    request = urllib.request.Request(url, headers=headers, data=None if body is None else json.dumps(body).encode())
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
     try:
-        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=60) as answer:
-            return answer.status, json.loads(answer.read() or "null")
-    except urllib.error.HTTPError as error:
-        return error.code, json.loads(error.read() or "null")
-    except OSError:
+        with httpx.Client(headers=headers, timeout=60, trust_env=False) as client:
+            answer = client.get(url) if body is None else client.post(url, json=body)
+    except httpx.TransportError:
         return 0, None
+    return answer.status_code, answer.json() if answer.content else None
 
 
 def wait_for(condition: Callable[[], bool], what: str, limit: float) -> None:
