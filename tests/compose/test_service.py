@@ -46,8 +46,8 @@ def write_keys(project: Project, image: str, *keys: str) -> None:
         "cat >/secrets/.new && chown %s /secrets/.new && chmod 0400 /secrets/.new && mv /secrets/.new /secrets/api-keys"
     )
     subprocess.run(
-        ["docker", "run", "--rm", "--interactive", "--user", "0", "--network", "none",
-         "--volume", f"{project.directory / 'secrets'}:/secrets", "--entrypoint", "sh", image, "-c", script % IMAGE_USER],
+        ["docker", "run", "--rm", "--interactive", "--user", "0", "--network", "none", "--entrypoint", "sh",
+         "--volume", f"{project.directory / 'secrets'}:/secrets", image, "-c", script % IMAGE_USER],
         input="".join(f"{key}\n" for key in keys), text=True, check=True,
     )  # fmt: skip
 
