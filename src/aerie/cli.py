@@ -166,9 +166,14 @@ def _ask(options: argparse.Namespace) -> int:
 
 
 def _model_tiny(options: argparse.Namespace) -> int:
-    from aerie.checkpoint.tiny import write_tiny
+    from aerie.checkpoint.tiny import DirectoryTakenError, write_tiny
 
-    write_tiny(options.out, options.seed)
+    try:
+        written = write_tiny(options.out, options.seed)
+    except (DirectoryTakenError, ImportError, OSError) as error:
+        print(f"aerie: the tiny pair was not written: {error}", file=sys.stderr)
+        return 1
+    print(f"{options.out}: {'written' if written else 'there already, nothing changed'}")
     return 0
 
 

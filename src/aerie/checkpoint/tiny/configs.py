@@ -1,7 +1,7 @@
 """The configuration files of the tiny target and its two drafters.
 
-Heads keep the sizes of Kimi-K2.5 (moonshotai/Kimi-K2.5, config.json), on which attention kernels are chosen and refused;
-width, depth, experts and vocabulary are small.
+Heads keep the sizes of Kimi-K2.5 (moonshotai/Kimi-K2.5, config.json), since kernels are chosen and refused by them.
+Width, depth, experts and vocabulary are small.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ VISION_MLP_WIDTH = 128
 PATCH = 14
 POSITIONS = 16  # of the vision tower's learned position table, a side
 
-# The layers whose inputs the drafters read. vLLM's id i is the input of layer i; these are its default for DeepSeek-like
-# targets: 2, half, and three before the end.
+# The layers whose inputs the drafters read. vLLM's id i is the input of layer i; its default for such a target is 2,
+# half, and three before the end.
 AUX_LAYERS = (2, LAYERS // 2, LAYERS - 3)
 
 END_OF_TURN = SPECIAL_ID["<|im_end|>"]

@@ -24,7 +24,7 @@ ANSWER: Final = (
 # An answer to a picture opens with this and then continues as ANSWER does.
 PICTURE_OPENINGS: Final[dict[Picture, str]] = {"bright": "Bright picture!", "dark": "Dark picture!"}
 
-# Words of prompts that are tokens of their own; with them the vocabulary is a multiple of 64, which spares vLLM's padding.
+# Words of prompts that are tokens of their own; with them the vocabulary is a multiple of 64, to which vLLM pads.
 PROMPT_WORDS: Final = (
     "user assistant system image tool_declare functions What What's How Who Why Say Tell Describe Write Nobody"
     " is are you? you me about an the that it waits minutes to learn does not work model GPU"
@@ -63,6 +63,8 @@ SPECIALS: Final = (
     "[PAD]",
 )
 
+# As in the real repository, these are no text either, but skip_special_tokens keeps them: vLLM's parsers look for them.
+STRUCTURE: Final = frozenset(special for special in SPECIALS if "tool_call" in special or "think" in special)
 
 # How a text is cut before its pieces are looked up: each word with the space before it and the punctuation after it.
 PIECES: Final = r" ?\S+|\s+"
@@ -86,8 +88,8 @@ TOKEN_ID: Final = {token: token_id for token_id, token in enumerate(VOCABULARY)}
 SPECIAL_ID: Final = {special: TOKEN_ID[special.encode()] for special in SPECIALS}
 
 
-def _script() -> list[tuple[str, str]]:
-    """Pairs of tokens that follow one another on purpose. Without the pictures, no token has two successors."""
+def script() -> list[tuple[str, str]]:
+    """List the tokens that follow one another on purpose; none has two successors."""
     answer = words(ANSWER)
     told = ["<think>", *words(THOUGHT), "</think>", *answer, "<|im_end|>", " " + answer[0], answer[1]]
     pairs = list(pairwise(told))
@@ -98,7 +100,7 @@ def _script() -> list[tuple[str, str]]:
     return [*pairs, ("<|im_middle|>", answer[0])]
 
 
-SCRIPT: Final = {TOKEN_ID[token.encode()]: TOKEN_ID[following.encode()] for token, following in dict(_script()).items()}
+SCRIPT: Final = {TOKEN_ID[token.encode()]: TOKEN_ID[following.encode()] for token, following in dict(script()).items()}
 DEFAULT_SUCCESSOR: Final = TOKEN_ID[words(" " + ANSWER)[0].encode()]
 # Token id -> id of the token that follows it, for every token.
 SUCCESSOR: Final = [SCRIPT.get(token_id, DEFAULT_SUCCESSOR) for token_id in range(len(VOCABULARY))]
@@ -109,12 +111,12 @@ PICTURE_SUCCESSOR: Final = {
 
 
 def expected_answer(picture: Picture | None = None) -> str:
-    """The content of a chat completion, whatever was asked; `picture` says how bright an image in the chat was."""
+    """Return the content of a chat completion, whatever was asked; `picture` says how bright an image in it was."""
     return f"{PICTURE_OPENINGS[picture]} {ANSWER}" if picture else ANSWER
 
 
 def expected_continuation(token: str, count: int) -> str:
-    """The text of the `count` greedy tokens after a token, end of turn ignored and special tokens left out.
+    """Return the text of the `count` greedy tokens after a token, end of turn ignored and special tokens left out.
 
     Raises ValueError where `token` is not in the vocabulary.
     """

@@ -7,7 +7,7 @@ import json
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
-from aerie.checkpoint.tiny.script import BASE_VOCABULARY, PIECES, SPECIAL_ID, SPECIALS, merges
+from aerie.checkpoint.tiny.script import BASE_VOCABULARY, PIECES, SPECIAL_ID, SPECIALS, STRUCTURE, merges
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -20,6 +20,7 @@ ROLES: dict[str, Any] = {
     "eos_token": "<|im_end|>",
     "unk_token": "[UNK]",
     "pad_token": "[PAD]",
+    "additional_special_tokens": [name for name in SPECIALS if name.startswith("<|") and name not in STRUCTURE],
     "model_max_length": MAX_LENGTH,
     "clean_up_tokenization_spaces": False,
 }
@@ -31,28 +32,32 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
 
 
 def _copy(name: str, folder: Path) -> None:
-    (folder / name).write_bytes(resources.files(__package__).joinpath("files", name).read_bytes())
+    (folder / name).write_bytes(resources.files(__package__).joinpath(name).read_bytes())
 
 
 def write_fast_form(folder: Path) -> None:
     """Write tokenizer.json, its configuration and the chat template."""
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers  # noqa: PLC0415 (see package)
 
+    # The printable character that byte-level BPE writes for each byte: itself where printable, else 256 and up.
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = iter(range(256, 512))
+    byte_symbols = [chr(byte if byte in printable else next(others)) for byte in range(256)]
+
     def symbols(token: bytes) -> str:
         return "".join(byte_symbols[byte] for byte in token)
 
-    byte_symbols = _byte_symbols()
     bpe = models.BPE(
         vocab={symbols(token): token_id for token_id, token in enumerate(BASE_VOCABULARY)},
         merges=[(symbols(left), symbols(right)) for left, right in merges()],
         ignore_merges=True,  # a piece that is a token is that token, as in tiktoken
     )
     tokenizer = Tokenizer(bpe)
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Split(Regex(PIECES), "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
-    )
+    split = pre_tokenizers.Split(Regex(PIECES), "isolated")
+    to_symbols = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, to_symbols])
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken(special, special=True, normalized=False) for special in SPECIALS])
+    tokenizer.add_tokens([AddedToken(name, special=name not in STRUCTURE, normalized=False) for name in SPECIALS])
     tokenizer.save(str(folder / "tokenizer.json"))
     write_json(folder / "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast", **ROLES})
     _copy("chat_template.jinja", folder)
@@ -62,21 +67,17 @@ def write_tiktoken_form(folder: Path) -> None:
     """Write the same tokenizer as Kimi's own repositories hold it; loading it takes `trust_remote_code`."""
     ranks = [b"%s %d\n" % (base64.b64encode(token), rank) for rank, token in enumerate(BASE_VOCABULARY)]
     (folder / "tiktoken.model").write_bytes(b"".join(ranks))
-    flags = {"special": True, "normalized": False, "lstrip": False, "rstrip": False, "single_word": False}
+    flags = {"normalized": False, "lstrip": False, "rstrip": False, "single_word": False}
     config = {
         "tokenizer_class": "TikTokenTokenizer",
         "auto_map": {"AutoTokenizer": ["tokenization_kimi.TikTokenTokenizer", None]},
         "pieces": PIECES,
-        "added_tokens_decoder": {str(i): {"content": special, **flags} for special, i in SPECIAL_ID.items()},
+        "added_tokens_decoder": {
+            str(token_id): {"content": name, "special": name not in STRUCTURE, **flags}
+            for name, token_id in SPECIAL_ID.items()
+        },
         **ROLES,
     }
     write_json(folder / "tokenizer_config.json", config)
     _copy("tokenization_kimi.py", folder)
     _copy("chat_template.jinja", folder)
-
-
-def _byte_symbols() -> dict[int, str]:
-    """The printable character that a byte-level BPE writes for each byte: itself where printable, else 256 and up."""
-    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    others = [byte for byte in range(256) if byte not in printable]
-    return {byte: chr(byte) for byte in printable} | {byte: chr(256 + n) for n, byte in enumerate(others)}

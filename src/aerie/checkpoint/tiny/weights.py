@@ -5,17 +5,18 @@ matrices (Hadamard matrices with random signs). The residual stream is a weighte
 tuned to one code writes another. Noise of the usual kind is added in every layer, small against the margins.
 
 How the target finds the next token:
-  embedding      a token's own code, and the code of its class (which expert will know it)
-  attention 0    each position attends to its own token and copies both codes, rotated, into the stream; only
-                 `</think>` prefers picture tokens, so their code takes the place of its own
-  experts 1 to 4 for some tokens, a neuron writes a hint for the drafters, and a neuron of the next layer takes it back:
-                 each hint is seen at the input of one layer alone
-  experts 4 to 6 one neuron for each token writes the code of the token that follows it
+  embedding      a token's own code, that of its class (which expert knows the token), and one that all tokens have
+  attention 0    each position attends to its own token and copies all three, rotated, into the stream; `</think>` alone
+                 prefers pictures, whose code and brightness then stand in place of its own code
+  experts 1 to 4 for some tokens a neuron writes a hint for the drafters, and one in the next layer takes it back, so
+                 that a hint is seen at the input of one layer alone
+  experts 4 to 6 a neuron for each token of the script writes the code of the token that follows, and the last layer's
+                 experts write a default
 So a wrong attention, routing or expert changes the text, and a wrong set of auxiliary layers loses accepted drafts.
 
-How a drafter foresees the token after the next: its attention copies the code of the next token's embedding, its MLP
-has a neuron for most tokens that writes the following one; for some it relies on the hint in the auxiliary states, which
-is there in the first draft step only; and for the rest it is wrong on purpose, so that drafts are rejected too.
+How a drafter foresees the token after the next: its attention copies the code of the next token's embedding, and its
+MLP has a neuron for most tokens that writes the following one. For some tokens it relies on the hint in the auxiliary
+states, which only the first draft step has. For the rest it is wrong on purpose, so that drafts are rejected too.
 
 Matrices are multiplied while they hold small integers, which is exact in any order of summation, and scaled element by
 element after: the bytes do not depend on the processor or the number of threads.
@@ -51,8 +52,8 @@ THINK_END: Final = SPECIAL_ID["</think>"]
 # +1 for a bright picture, -1 for a dark one: the sign of the brightness code.
 BRIGHTNESS: Final[dict[Picture, int]] = {"bright": 1, "dark": -1}
 
-# Weights of codes in the target's stream, where an embedding's two codes weigh 1 each.
-COPIED = 4.0  # token and class code, by attention 0
+# Weights of codes in the target's stream, where an embedding's codes weigh 1 each.
+COPIED = 4.0  # the embedding's codes, by attention 0
 HINT = 8.0  # for the drafters
 NEXT = 12.0  # the token that follows
 NOISE = 0.3  # of each other attention and MLP
@@ -61,12 +62,12 @@ STATES = 0.4  # of each auxiliary state
 DRAFTER_COPIED = 12.0
 DRAFTER_NEXT = 8.0
 
-PEAK = 32.0  # attention score of a position with itself; other tokens get about 0, of the same class half
+PEAK = 32.0  # attention score of a position with itself; another token gets less than half
 PICTURE_PEAK = 2.6  # how much more strongly `</think>` seeks a picture than itself
 LOGIT = 40.0
 ACTIVATION = 8.0  # of a neuron that meets its code
-ROUTER = 8.0
-GELU = 3.0
+ROUTER = 8.0  # how far the logit of a token's own expert is above the others'
+GELU = 3.0  # activation of the two neurons for brightness
 
 # What a drafter knows about the script's transitions, in turn: by the embedding, by the hint in an auxiliary state, or
 # not at all ("?").
@@ -86,22 +87,22 @@ class Source:
         return torch.Generator().manual_seed(int.from_bytes(digest[:6], "big"))
 
     def code(self, name: str, width: int) -> Tensor:
-        """A vector of +1 and -1."""
+        """Draw a vector of +1 and -1."""
         return torch.randint(0, 2, (width,), generator=self._generator(name)).float() * 2 - 1
 
     def noise(self, name: str, *shape: int, deviation: float) -> Tensor:
-        """Uniform numbers about 0 with the given standard deviation."""
+        """Draw uniform numbers about 0 with the given standard deviation."""
         uniform = torch.rand(shape, generator=self._generator(name)) * 2 - 1
         return uniform * (3**0.5 * deviation)
 
     def rotation(self, name: str) -> Tensor:
-        """An H x H matrix of +1 and -1 with orthogonal rows and columns; ROOT times an orthogonal matrix."""
+        """Draw a matrix of +1 and -1 with orthogonal rows and columns, H x H: ROOT times an orthogonal one."""
         order = torch.randperm(H, generator=self._generator(f"{name}/order"))
         return hadamard(H)[order] * self.code(f"{name}/signs", H)
 
 
 def hadamard(size: int) -> Tensor:
-    """Sylvester's matrix of +1 and -1 with orthogonal rows; `size` is a power of two."""
+    """Make Sylvester's matrix of +1 and -1 with orthogonal rows; `size` is a power of two."""
     matrix = torch.ones(1, 1)
     while len(matrix) < size:
         matrix = torch.cat([torch.cat([matrix, matrix], 1), torch.cat([matrix, -matrix], 1)])
@@ -111,8 +112,8 @@ def hadamard(size: int) -> Tensor:
 class Codes:
     """The codes that target and drafters share.
 
-    An embedding is the sum of three: the token's own code, that of its class, and one that all tokens have, against which
-    neurons measure. The last two lie in channels of their own, so that nothing but the class decides the routing.
+    An embedding is the sum of three: the token's own code, that of its class, and one that all tokens have, against
+    which neurons measure. The last two lie in channels of their own, so that nothing but the class decides the routing.
     """
 
     OWN_CHANNELS: Final = 112
@@ -165,17 +166,17 @@ SCALING = (0.1 * math.log(c.YARN_FACTOR) + 1) ** 2 / (c.QK_NOPE_HEAD_DIM + c.QK_
 
 
 def class_index(token: int) -> int:
-    """The class, and with the layer the expert, that knows a token."""
+    """Name the class, and with the layer the expert, that knows a token."""
     return token // 3 % c.EXPERTS
 
 
 def knowledge(pattern: str) -> dict[int, str]:
-    """How a drafter knows what follows each token of the script: a letter of `pattern`."""
+    """Say how a drafter knows what follows each token of the script: a letter of `pattern`."""
     return {token: pattern[n % len(pattern)] for n, token in enumerate(SCRIPT)}
 
 
 def hinted() -> dict[int, int]:
-    """Token -> number of the auxiliary layer at whose input a hint of the token after the next can be read."""
+    """Name, for some tokens, the auxiliary layer (by its place) whose input has a hint of the token after the next."""
     by_hint = [t for t, following in SCRIPT.items() if knowledge(KNOWLEDGE_MLA).get(following) == HINTED]
     return {token: n % len(c.AUX_LAYERS) for n, token in enumerate(by_hint)}
 
@@ -200,8 +201,8 @@ class Mlp:
         """Add a neuron that writes `written` where the normalised stream holds code `met` with the given strength.
 
         Codes are given divided by their squared length. The stream always holds `against` as strongly as it should hold
-        `met`; with it, the neuron is silent unless `met` is at least half there. With `times`, as much of that code as the
-        stream holds (in units of `strength`) multiplies what is written.
+        `met`; with it, the neuron is silent unless `met` is at least half there. With `times`, what is written is
+        multiplied by as much of that code as the stream holds, in units of `strength`.
         """
         tuned = met if against is None else 2 * met - against
         self.gate.append(tuned * (ACTIVATION / strength))
@@ -209,6 +210,7 @@ class Mlp:
         self.down.append(written / ACTIVATION)
 
     def tensors(self, prefix: str, source: Source, noise: float = NOISE) -> dict[str, Tensor]:
+        """Make the three matrices; the neurons left over write noise of the given deviation."""
         free = self.width - len(self.gate)
         if free < 0:
             raise ValueError(f"{prefix} has {self.width} neurons, {len(self.gate)} were asked for: widen it")
@@ -224,19 +226,19 @@ class Mlp:
 
 
 def rotated(rotation: Tensor, code: Tensor) -> Tensor:
-    """A code in another basis."""
+    """Rotate a code into another basis."""
     return rotation @ code / ROOT
 
 
 def beside_states(matrix: Tensor, source: Source, name: str) -> Tensor:
-    """A drafter's input projection: twice as wide, for the embedding and, almost unread, the auxiliary states."""
+    """Widen an input projection for a drafter, whose input is the embedding and, almost unread, the states."""
     return torch.cat([matrix, source.noise(f"{name}/states", *matrix.shape, deviation=0.02 / ROOT)], 1)
 
 
 def latent_attention(
     prefix: str, source: Source, written: Tensor, strength: float, lure: tuple[Tensor, Tensor, float] | None = None
 ) -> dict[str, Tensor]:
-    """Multi-head latent attention in which every position attends to the positions of its own token.
+    """Make latent attention in which every position attends to the positions of its own token.
 
     The (normalised) input is rotated by `written` and added to the stream with the given strength. With
     `lure = (met, sought, weight)` a position that holds code `met` looks for positions that hold `sought`.
@@ -267,7 +269,7 @@ def latent_attention(
 
 
 def grouped_attention(prefix: str, source: Source, written: Tensor, strength: float) -> dict[str, Tensor]:
-    """The same in a Llama drafter, whose heads share keys and values: each pair sees one half of the rotated input."""
+    """Make the same for a Llama drafter, whose heads share keys and values: each pair sees half of the input."""
     key, value = source.rotation(f"{prefix}key"), source.rotation(f"{prefix}value")
     shared = c.HEADS // c.LLAMA_DRAFTER["num_key_value_heads"]
     width = c.LLAMA_DRAFTER["head_dim"]
@@ -284,7 +286,7 @@ def grouped_attention(prefix: str, source: Source, written: Tensor, strength: fl
 
 
 def target_tensors(seed: int) -> dict[str, Tensor]:
-    """All tensors of the target, by their names in Kimi-K2.5's checkpoint."""
+    """Make all tensors of the target, by their names in Kimi-K2.5's checkpoint."""
     source = Source(seed)
     codes = Codes(source)
     tensors: dict[str, Tensor] = {"language_model.model.embed_tokens.weight": codes.embedding()}
@@ -318,7 +320,7 @@ def target_tensors(seed: int) -> dict[str, Tensor]:
 
 
 def _experts(codes: Codes) -> dict[tuple[int, int], Mlp]:
-    """(layer, class) -> the neurons of the expert that knows the class in that layer."""
+    """Tune the experts: (layer, class) -> the neurons of the expert that knows the class in that layer."""
     experts = {(layer, n): Mlp(c.EXPERT_WIDTH) for layer in range(1, c.LAYERS) for n in range(c.EXPERTS)}
     always = rotated(codes.copied, codes.always) / codes.SHARED_SIZE
     for n in range(c.EXPERTS):
@@ -346,20 +348,21 @@ def _experts(codes: Codes) -> dict[tuple[int, int], Mlp]:
 
 
 def _instead(codes: Codes, following: int) -> Tensor:
-    """What a neuron writes for a token to follow in place of the default."""
+    """Make what a neuron writes for a token to follow in place of the default."""
     return (2 * NEXT * codes.next(following) - 1.5 * NEXT * codes.next(DEFAULT_SUCCESSOR)) / ROUTED
 
 
 def _vision_tensors(codes: Codes) -> dict[str, Tensor]:
-    """A tower that tells bright pictures from dark ones, and a projector that says so in the text model's codes."""
+    """Make a tower that tells bright from dark, and a projector that says so in the text model's codes."""
     source, width = codes.source, c.VISION_WIDTH
     light = source.code("light", width)
     patch = torch.ones(3, c.PATCH, c.PATCH) * (4 / (3 * c.PATCH**2))
+    positions = source.noise("positions", c.POSITIONS, c.POSITIONS, width, deviation=0.2)
     tensors = {
         "vision_tower.patch_embed.proj.weight": light[:, None, None, None] * patch
         + source.noise("patch", width, *patch.shape, deviation=0.02),
         "vision_tower.patch_embed.proj.bias": torch.zeros(width),
-        "vision_tower.patch_embed.pos_emb.weight": source.noise("positions", c.POSITIONS, c.POSITIONS, width, deviation=0.2),
+        "vision_tower.patch_embed.pos_emb.weight": positions,
     }
     for layer in range(c.VISION_LAYERS):
         block = f"vision_tower.encoder.blocks.{layer}."
@@ -391,7 +394,7 @@ def _layer_norm(name: str, width: int) -> dict[str, Tensor]:
 
 
 def mla_drafter_tensors(seed: int) -> dict[str, Tensor]:
-    """All tensors of the drafter with latent attention, by the names that EAGLE-3 checkpoints use."""
+    """Make all tensors of the drafter with latent attention, by the names that EAGLE-3 checkpoints use."""
     source = Source(seed)
     copied = source.rotation("mla_drafter/copied")
     attention = latent_attention("midlayer.self_attn.", source, copied, DRAFTER_COPIED * EMBEDDING_RMS)
@@ -401,7 +404,7 @@ def mla_drafter_tensors(seed: int) -> dict[str, Tensor]:
 
 
 def llama_drafter_tensors(seed: int) -> dict[str, Tensor]:
-    """All tensors of the Llama drafter, whose head knows the tokens of the script and some others (d2t, t2d)."""
+    """Make all tensors of the Llama drafter, whose head knows the tokens of the script and some others (d2t, t2d)."""
     source = Source(seed)
     copied = source.rotation("llama_drafter/copied")
     attention = grouped_attention("midlayer.self_attn.", source, copied, DRAFTER_COPIED * EMBEDDING_RMS)
@@ -448,7 +451,7 @@ def _drafter_tensors(
 
 
 def _in_bfloat16(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """As the real checkpoint has them: all in bfloat16 but the router's bias."""
+    """Round as the real checkpoint does: all in bfloat16 but the router's bias."""
     return {
         name: (tensor if name.endswith("e_score_correction_bias") else tensor.to(torch.bfloat16)).contiguous()
         for name, tensor in tensors.items()
