@@ -13,7 +13,7 @@ if answer=$(timeout 15 docker version --format '{{.Server.Version}}' 2>&1); then
 else
   [ $? != 124 ] || answer='no answer in 15 s'
   say engine ''
-  say problem "$(echo "$answer" | tr '\n' ' ')"
+  say problem "$(echo "$answer" | paste -s -d ' ')"
 fi
 say compose "$(docker compose version --short 2>/dev/null | sed 's/^v//')"
 say buildx "$(docker buildx version 2>/dev/null | sed -n 's/^[^ ]* v\{0,1\}\([0-9][^ ]*\).*/\1/p')"
