@@ -12,6 +12,7 @@ from aerie.gate.http import UnreachableError, request
 from aerie.speculation import Speculation, read_counters
 
 _QUOTED = 300  # characters of a refusal
+_TIMEOUT = 300.0  # seconds; a first answer may compile kernels
 
 
 class _RefusedError(Exception):
@@ -47,7 +48,8 @@ def _ask(url: str, key: str, prompt: str, max_tokens: int) -> dict[str, Any]:
     choice = completion["choices"][0]
     return {
         "model": model,
-        "answer": choice["message"]["content"],
+        # A reasoning parser leaves no content where the answer ended within its reasoning.
+        "answer": choice["message"].get("content") or choice["message"].get("reasoning") or "",
         "finish_reason": choice["finish_reason"],
         "usage": completion["usage"],
         "speculation": speculation,
@@ -55,14 +57,14 @@ def _ask(url: str, key: str, prompt: str, max_tokens: int) -> dict[str, Any]:
 
 
 def _call(url: str, headers: dict[str, str], body: Any = None) -> Any:
-    status, text = request(url, None, headers, body)
+    status, text = request(url, _TIMEOUT, headers, body)
     if status != HTTPStatus.OK:
         raise _RefusedError(f"{status} {text[:_QUOTED]}")
     return json.loads(text)
 
 
 def _counters(url: str) -> Speculation | None:
-    return read_counters(request(f"{url}/metrics", None)[1])
+    return read_counters(request(f"{url}/metrics", _TIMEOUT)[1])
 
 
 def _describe(answer: dict[str, Any]) -> str:

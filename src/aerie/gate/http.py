@@ -10,10 +10,8 @@ class UnreachableError(Exception):
     """Nothing that speaks HTTP answered."""
 
 
-def request(
-    url: str, timeout: float | None, headers: dict[str, str] | None = None, body: Any = None
-) -> tuple[int, str]:
-    """Return (status, text) of a GET, or of a POST of `body` as JSON; `timeout` in seconds, None waits for ever.
+def request(url: str, timeout: float, headers: dict[str, str] | None = None, body: Any = None) -> tuple[int, str]:
+    """Return (status, text) of a GET, or of a POST of `body` as JSON; `timeout` in seconds.
 
     Raises UnreachableError where no HTTP comes back.
     """

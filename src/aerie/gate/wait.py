@@ -5,6 +5,7 @@ import sys
 import time
 from collections.abc import Mapping
 from enum import IntEnum
+from shutil import get_terminal_size
 from typing import Any
 
 from aerie.gate.http import UnreachableError, request
@@ -103,6 +104,8 @@ def fetch_state(url: str) -> dict[str, Any] | None:
 
 def _show(line: str, *, last: bool = False) -> None:
     if sys.stderr.isatty():
-        print(f"\r\x1b[K{line}", end="\n" if last else "", file=sys.stderr, flush=True)
+        # A line that wraps could not be redrawn.
+        shown = line if last else line[: get_terminal_size().columns - 1]
+        print(f"\r\x1b[K{shown}", end="\n" if last else "", file=sys.stderr, flush=True)
     else:
         print(line, file=sys.stderr, flush=True)

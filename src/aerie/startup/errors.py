@@ -21,7 +21,8 @@ _EXCEPTION = re.compile(
 )
 # What one process says when another broke: true, and better than nothing only where nothing else was said.
 _CONSEQUENCE = re.compile(
-    r"See root cause above|See stack trace|check the stack trace above|EngineDeadError|output_handler failed|Executor failed"
+    r"See root cause above|See stack trace|check the stack trace above|EngineDeadError"
+    r"|output_handler failed|Executor failed"
 )
 
 

@@ -25,7 +25,7 @@ class _Marker(NamedTuple):
 
 _COMPILE_TARGET = re.compile(r"\[backbone\] Starting torch\.compile")
 _COMPILE_DRAFTER = re.compile(r"\[eagle_head\] Starting torch\.compile")
-_CAPTURE = re.compile(r"Capturing (\w+ )?(CUDA|cuda) ?graphs|Capturing model for speculator")
+_CAPTURE = re.compile(r"Capturing (\w+ )?CUDA graphs|Capturing model for speculator")
 
 # In the order of a start. CUDA compiles and captures once to measure memory and again once the KV cache stands; a CPU
 # does it only then. So these steps stand twice, and the second row counts only after the KV cache line: a slow

@@ -11,6 +11,8 @@ from typing import Any
 
 import yaml
 
+from aerie.auth import read_keys
+
 _DEFAULT_PORT = 8000  # vLLM's
 _EVERYWHERE = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - what vLLM listens on, not we
 
@@ -36,6 +38,7 @@ class EngineArguments:
     """What the engine was told: its address as seen from here, and the models it loads and offers."""
 
     url: str
+    port: int
     model: str
     served_name: str
     drafter: str | None
@@ -61,7 +64,8 @@ def read(arguments: Sequence[str], environment: Mapping[str, str]) -> EngineArgu
         raise ConfigurationError("no model was given: name it first after `--`, or as `model:` in the --config file")
     names = settings.get("served-model-name") or model
     return EngineArguments(
-        url=_url(settings),
+        url=_url(settings, port := _port(settings)),
+        port=port,
         model=model,
         served_name=_text(names[0] if isinstance(names, list) else names),
         drafter=_drafter(settings.get("speculative-config", settings.get("sc"))),
@@ -82,6 +86,19 @@ def check_paths(arguments: EngineArguments) -> None:
             raise ConfigurationError(
                 f"{role} {name} is an empty directory: put the checkpoint there or correct the mount"
             )
+
+
+def check_keys(path: Path) -> None:
+    """Raise ConfigurationError where a key file gives no key."""
+    remedy = "put a key there, one a line, readable by this user"
+    try:
+        keys = read_keys(path)
+    except FileNotFoundError:
+        raise ConfigurationError(f"key file {path} does not exist: {remedy}") from None
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"key file {path} cannot be read ({error}): {remedy}") from None
+    if not keys:
+        raise ConfigurationError(f"key file {path} holds no key: {remedy}")
 
 
 def _pairs(arguments: Sequence[str]) -> Iterator[tuple[str, Any]]:
@@ -131,12 +148,15 @@ def _config_file(name: Any) -> dict[str, Any]:
     return {str(key).replace("_", "-"): value for key, value in content.items() if value is not False}
 
 
-def _url(settings: Mapping[str, Any]) -> str:
+def _port(settings: Mapping[str, Any]) -> int:
     port = settings.get("port", _DEFAULT_PORT)
     try:
-        port = int(port)
+        return int(port)
     except (TypeError, ValueError):
         raise ConfigurationError(f"engine argument --port needs a number, not {port!r}") from None
+
+
+def _url(settings: Mapping[str, Any], port: int) -> str:
     host = _text(settings.get("host"))
     host = _EVERYWHERE.get(host, host)
     scheme = "https" if settings.get("ssl-keyfile") and settings.get("ssl-certfile") else "http"

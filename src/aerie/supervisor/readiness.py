@@ -40,8 +40,9 @@ async def watch(arguments: EngineArguments, keys_file: Path, dispatch: Callable[
 
     Returns when the engine is known to be dead and its API server stays; never because an answer is late.
     """
-    # An engine's certificate names the host's public name, if anything, and we ask on the host itself.
-    connector = aiohttp.TCPConnector(ssl=False)
+    # A kept connection that the server just closed would look like a dead engine. An engine's certificate names the
+    # host's public name, if anything, and we ask on the host itself.
+    connector = aiohttp.TCPConnector(force_close=True, ssl=False)
     async with aiohttp.ClientSession(arguments.url, connector=connector, timeout=_PROMPT) as session:
         api = _Api(session, arguments.served_name, keys_file)
         await _follow(api, dispatch)
@@ -56,6 +57,7 @@ async def _follow(api: "_Api", dispatch: Callable[[Event], None]) -> None:
         try:
             failure = await api.health_failure()
         except TimeoutError:
+            down_since = None  # whatever was before, a late answer is no proof
             silence = time.monotonic() - answered_at
             if serving and silence > _SILENT:
                 serving, next_look = False, 0.0
@@ -109,10 +111,8 @@ class _Api:
         """Return what is wrong with `/health`, None for nothing; raises TimeoutError where the answer is late."""
         try:
             async with self._session.get("/health") as response:
-                if response.status != HTTPStatus.OK:
-                    return f"/health answered {response.status}"
-                self.was_well = True
-                return None
+                self.was_well |= response.status == HTTPStatus.OK
+                return None if response.status == HTTPStatus.OK else f"/health answered {response.status}"
         except TimeoutError:
             raise
         except aiohttp.ClientConnectorError as error:

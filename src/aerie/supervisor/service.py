@@ -16,7 +16,7 @@ from queue import SimpleQueue
 from typing import Any
 
 import aerie
-from aerie.auth import KEYS_FILE_VARIABLE, ApiKeyMiddleware, read_keys
+from aerie.auth import KEYS_FILE_VARIABLE, ApiKeyMiddleware
 from aerie.startup import StartupReader
 from aerie.status import serve_status
 from aerie.supervisor import arguments, readiness
@@ -44,8 +44,8 @@ _log = logging.getLogger("aerie")
 _STATE_FILE = "state.json"
 _PUBLISH_EVERY = 0.25  # seconds at least between two writings of the state file
 _LAST_OUTPUT = 5.0  # seconds that a stuck reader of our stdout may delay what follows an engine's end
-# vLLM gives its engine 600 s by default, and a 595 GB checkpoint from a disk takes longer (seconds).
 _KILLED_BY = 128  # plus the signal's number, as a shell reports it
+# vLLM gives its engine 600 s by default, and a 595 GB checkpoint from a disk takes longer (seconds).
 _ENGINE_READY_TIMEOUT = ("VLLM_ENGINE_READY_TIMEOUT_S", "86400")
 
 
@@ -112,7 +112,8 @@ class _Service:
             return
         self._changed.set()
         if (self._state.phase, self._state.reason) != (before.phase, before.reason):
-            _log.info("%s", ": ".join(filter(None, (self._state.phase, self._state.reason))))
+            next_start = f"next start {self._state.next_start:%H:%M:%S} UTC" if self._state.next_start else None
+            _log.info("%s", "; ".join(filter(None, (self._state.phase, self._state.reason, next_start))))
 
     def _stop(self, name: str) -> None:
         if self._stopping.is_set():
@@ -150,10 +151,10 @@ class _Service:
 
     def _configuration(self) -> arguments.EngineArguments:
         """Read and check what the engine is started with; raises ConfigurationError."""
-        _check_keys(self._options.keys_file)
+        arguments.check_keys(self._options.keys_file)
         engine = arguments.read(self._options.engine_arguments, os.environ)
         arguments.check_paths(engine)
-        if engine.url.endswith(f":{self._options.status_port}"):
+        if engine.port == self._options.status_port:
             both = f"port {self._options.status_port} is given to both the API and the status"
             raise arguments.ConfigurationError(f"{both}: change --port or --status-port")
         return engine
@@ -227,18 +228,6 @@ class _Service:
 
 async def _first(*awaited: asyncio.Future[Any], timeout: float | None = None) -> None:  # noqa: ASYNC109 - passed on
     await asyncio.wait(awaited, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
-
-
-def _check_keys(path: Path) -> None:
-    remedy = "put a key there, one a line, readable by this user"
-    try:
-        keys = read_keys(path)
-    except FileNotFoundError:
-        raise arguments.ConfigurationError(f"key file {path} does not exist: {remedy}") from None
-    except (OSError, ValueError) as error:
-        raise arguments.ConfigurationError(f"key file {path} cannot be read ({error}): {remedy}") from None
-    if not keys:
-        raise arguments.ConfigurationError(f"key file {path} holds no key: {remedy}")
 
 
 def _version(distribution: str) -> str | None:

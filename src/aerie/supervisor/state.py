@@ -46,9 +46,8 @@ class Exit:
             return cls(None, f"signal {-status}", at)
 
     def __str__(self) -> str:
-        return (
-            f"vllm serve was killed by {self.signal}" if self.signal else f"vllm serve ended with exit code {self.code}"
-        )
+        how = f"was killed by {self.signal}" if self.signal else f"ended with exit code {self.code}"
+        return f"vllm serve {how}"
 
 
 @dataclass(frozen=True)
@@ -158,7 +157,7 @@ def reduce(state: State, event: Event, at: datetime) -> State:  # noqa: C901, PL
         case Ended():
             return _ended(state, event, at)
         case Held(reason):
-            return _enter(replace(state, last_error=reason), Phase.HELD, at, reason=reason)
+            return _enter(state, Phase.HELD, at, reason=reason)
         case StopAsked():
             return _enter(replace(state, next_start=None), Phase.STOPPING, at, reason="a stop was asked for")
         case Stopped():

@@ -64,6 +64,17 @@ def test_without_speculation_there_is_only_the_answer(engine, keys_file, capsys)
     assert capsys.readouterr().out == "Aerie serves.\n"
 
 
+@pytest.mark.parametrize(
+    ("message", "answer"),
+    [({"content": None, "reasoning": "Let me think"}, "Let me think"), ({"content": None, "reasoning": None}, "")],
+)
+def test_an_answer_that_ended_in_its_reasoning_is_told_too(engine, keys_file, capsys, message, answer):
+    completion = {"choices": [{"message": message, "finish_reason": "length"}], "usage": {}}
+    engine["/v1/chat/completions"] = (200, json.dumps(completion))
+    assert ask(engine, keys_file) == 0
+    assert capsys.readouterr().out.splitlines()[0] == answer
+
+
 def test_a_refusal_is_quoted(engine, keys_file, capsys):
     engine["/v1/models"] = (401, "who are you")
     assert ask(engine, keys_file) == 1

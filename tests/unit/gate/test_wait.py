@@ -89,13 +89,15 @@ def test_another_service_on_the_port_is_nobody(answers, hurry, text):
 
 
 def test_a_terminal_gets_one_redrawn_line(answers, state, hurry, monkeypatch, capsys):
-    told = iter([state(), state(), state(phase="ready")])
+    told = iter([state(), state(step="a step that is long " * 9), state(phase="ready")])
     answers["/status"] = (200, lambda _body: json.dumps(next(told)))
     monkeypatch.setattr(wait_module.sys.stderr, "isatty", lambda: True, raising=False)
+    monkeypatch.setenv("COLUMNS", "80")
     assert main(["wait", answers["url"]]) == 0
     shown = capsys.readouterr().err
     assert shown.count("\r") == 3
     assert shown.count("\n") == 1
+    assert max(map(len, shown.split("\r\x1b[K"))) < 80
 
 
 def test_ctrl_c_exits_130(hurry, monkeypatch):

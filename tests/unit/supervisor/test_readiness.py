@@ -74,7 +74,7 @@ async def watched(tmp_path, served_name="kimi", **answers):
     site = web.TCPSite(runner, "127.0.0.1", 0)
     await site.start()
     host, port = runner.addresses[0]
-    arguments = EngineArguments(f"http://{host}:{port}", "m", served_name, None)
+    arguments = EngineArguments(f"http://{host}:{port}", port, "m", served_name, None)
     task = asyncio.create_task(readiness.watch(arguments, keys, events.append))
     try:
         yield endpoints, events, task
@@ -207,6 +207,19 @@ def test_late_answers_make_it_unready_and_never_give_it_up(tmp_path):
             assert not task.done()
             endpoints.late = False
             await until(lambda: isinstance(events[-1], Served))
+
+    run(scenario())
+
+
+def test_one_bad_answer_among_late_ones_does_not_give_it_up(tmp_path):
+    async def scenario():
+        async with watched(tmp_path) as (endpoints, events, task):
+            await until(lambda: len(events) >= 2)
+            endpoints.health = 503
+            await until(lambda: isinstance(events[-1], Refused))
+            endpoints.late = True
+            await asyncio.sleep(1)
+            assert not task.done()
 
     run(scenario())
 

@@ -125,7 +125,7 @@ def test_a_stop_lets_the_engine_drain_and_leaves_nothing(serving, number):
     assert stdout.endswith(b"draining\ndrained\n")
     assert serving.core_is_gone()
     assert json.loads(serving.state_file.read_text())["phase"] == "stopped"
-    assert "aerie: stopping: a stop was asked for" in stderr
+    assert "aerie: stopping; a stop was asked for" in stderr
 
 
 @pytest.mark.parametrize("impatient", [("--stop-timeout", "1"), ()])
