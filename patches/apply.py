@@ -1,3 +1,4 @@
+# ruff: noqa: INP001 - a program, no part of a package
 """Patch the installed vLLM and prove it: `python3 apply.py --help`.
 
 quilt does the patching. What quilt cannot know is proven here, against the hashes in the wheel's RECORD: before, every
@@ -16,9 +17,12 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from importlib.metadata import Distribution, PackagePath, distributions
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 PACKAGE = "vllm/"
 
@@ -28,7 +32,7 @@ class PatchError(Exception):
 
 
 def patch_names(series: str) -> list[str]:
-    """Names in a quilt series, in order. Raises PatchError for a line with options, which would weaken `-p1`."""
+    """Return the names in a quilt series, in order; PatchError for a line with options, which could weaken it."""
     names = []
     for line in series.splitlines():
         entry = line.split("#", 1)[0].split()
@@ -39,7 +43,7 @@ def patch_names(series: str) -> list[str]:
 
 
 def series_digest(series_dir: Path) -> str:
-    """`sha256:` digest of a series: its names in order and each patch's content. The series' comments do not count.
+    """Return the `sha256:` digest of a series: its names in order and each patch's content, without its comments.
 
     Raises PatchError for a patch that is named and not there.
     """
@@ -52,7 +56,7 @@ def series_digest(series_dir: Path) -> str:
 
 
 def find_wheel(site_packages: Path) -> Distribution:
-    """The installed wheel that brought the package, whatever its flavour calls the distribution."""
+    """Return the installed wheel that brought the package, whatever its flavour calls the distribution."""
     found = [
         dist
         for dist in distributions(path=[str(site_packages)])
@@ -64,7 +68,7 @@ def find_wheel(site_packages: Path) -> Distribution:
 
 
 def deviations(site_packages: Path, wheel: Distribution) -> set[str]:
-    """Files of the package that RECORD does not describe as they are: changed, missing or added."""
+    """Return the package's files that RECORD does not describe as they are: changed, missing or added."""
     recorded: dict[str, PackagePath] = {str(f): f for f in wheel.files or () if str(f).startswith(PACKAGE)}
     present = {
         str(path.relative_to(site_packages))
@@ -139,6 +143,7 @@ def apply(site_packages: Path, series_dir: Path, overlay: Path | None = None, ex
 
 
 def main() -> int:
+    """Run the command line; 1 and one message where the package cannot be patched as asked."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("series_dir", type=Path, help="directory of one release: series and patches")
     parser.add_argument("--site-packages", type=Path, help="where vLLM is installed")

@@ -1,3 +1,4 @@
+# ruff: noqa: INP001 - a program, no part of a package
 """Write the image's SBOM (CycloneDX, JSON) to standard output: the Python environment and Debian's packages.
 
 `sbom.py PYTHON` runs inside the image build, from the build's own environment; PYTHON is the environment described.
@@ -12,15 +13,16 @@ from packageurl import PackageURL
 
 
 def python_environment(python: str) -> dict[str, Any]:
-    """The bill of materials of the environment of an interpreter, as the tool writes it."""
+    """Return the bill of materials of the environment of an interpreter, as the tool writes it."""
     # Without validation: it takes 20 s, and the tests look at the result.
     command = [sys.executable, "-m", "cyclonedx_py", "environment", "--output-reproducible", "--no-validate", python]
     done = subprocess.run(command, stdout=subprocess.PIPE, check=True)
-    return json.loads(done.stdout)
+    bom: dict[str, Any] = json.loads(done.stdout)
+    return bom
 
 
 def debian_packages() -> list[dict[str, str]]:
-    """A component for each installed package, sorted by name."""
+    """Return a component for each installed package, sorted by name."""
     command = ["dpkg-query", "--show", "--showformat", "${Package}\t${Version}\t${Architecture}\n"]
     listing = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
     components = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import uuid
 from collections.abc import Callable, Sequence
@@ -11,19 +12,40 @@ from pathlib import Path
 import pytest
 
 REPOSITORY = Path(__file__).resolve().parents[1]
+RELEASE = re.search(r"^ARG VLLM_VERSION=(\S+)$", (REPOSITORY / "Dockerfile").read_text(), re.MULTILINE)[1]
+SERIES = REPOSITORY / "patches" / RELEASE
 
 # As compose.yaml runs the service, and without a network: nothing in the image may need one.
 SERVICE_OPTIONS = [
-    "--read-only", "--tmpfs", "/tmp:exec,mode=1777", "--cap-drop", "ALL", "--security-opt", "no-new-privileges",
+    "--read-only", "--tmpfs", "/tmp:exec,mode=1777", "--cap-drop", "ALL", "--security-opt", "no-new-privileges",  # noqa: S108
     "--network", "none", "--shm-size", "1g",
 ]  # fmt: skip
 
 InImage = Callable[..., subprocess.CompletedProcess[str]]
 
 
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run a test that takes `patch_file` for each patch of the pinned release."""
+    if "patch_file" in metafunc.fixturenames:
+        metafunc.parametrize("patch_file", sorted(SERIES.glob("*.patch")), ids=lambda path: path.stem)
+
+
 @pytest.fixture(scope="session")
-def repository() -> Path:
-    return REPOSITORY
+def series() -> Path:
+    """The directory of the pinned release's patches."""
+    return SERIES
+
+
+@pytest.fixture(scope="session")
+def patched_files() -> dict[str, list[str]]:
+    """For each patch of the series, in order, the files that it changes, relative to site-packages."""
+    names = [line for line in (SERIES / "series").read_text().split("\n") if line and not line.startswith("#")]
+    return {
+        name: [
+            line.removeprefix("+++ b/") for line in (SERIES / name).read_text().split("\n") if line.startswith("+++ b/")
+        ]
+        for name in names
+    }
 
 
 @pytest.fixture(scope="session")
@@ -47,10 +69,10 @@ def in_image(image: str) -> InImage:
     ) -> subprocess.CompletedProcess[str]:
         program, *arguments = command
         container = f"aerie-test-{uuid.uuid4().hex[:12]}"
-        confined = ["docker", "run", "--rm", "--init", "--no-healthcheck", "--name", container, *SERVICE_OPTIONS, *options]
+        confined = ["docker", "run", "--rm", "--init", "--no-healthcheck", "--name", container, *SERVICE_OPTIONS]
         try:
             done = subprocess.run(
-                [*confined, "--entrypoint", program, name, *arguments],
+                [*confined, *options, "--entrypoint", program, name, *arguments],
                 capture_output=True, text=True, check=False, timeout=timeout,
             )  # fmt: skip
         except BaseException:
