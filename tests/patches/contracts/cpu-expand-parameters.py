@@ -6,8 +6,9 @@ temperature.
 
 import sys
 
-from aerie.checkpoint.tiny import expected_continuation
 from vllm import LLM, SamplingParams
+
+from aerie.checkpoint.tiny import expected_continuation
 
 TINY = "/usr/share/aerie/tiny"
 TOKENS = 48
@@ -26,12 +27,14 @@ def main() -> None:
         enforce_eager=True,
         speculative_config={"method": "eagle3", "model": f"{TINY}/drafter-mla", "num_speculative_tokens": 3},
     )
-    expected = expected_continuation("?", TOKENS)
-    for outputs in ([llm.generate("?", one, use_tqdm=False)[0] for one in SAMPLING],
-                    llm.generate(["?"] * len(SAMPLING), SAMPLING, use_tqdm=False)):  # fmt: skip
-        for parameters, output in zip(SAMPLING, outputs, strict=True):
+    # Each alone, and at once; the plain temperature first, since without the patch a top_k may end the engine.
+    for batch in ([SAMPLING[0]], [SAMPLING[1]], SAMPLING):
+        outputs = llm.generate(["?"] * len(batch), batch, use_tqdm=False)
+        for parameters, output in zip(batch, outputs, strict=True):
             said = output.outputs[0].text
-            assert said == expected, f"not what the model says, at {parameters.temperature}: {said!r}"
+            assert said == expected_continuation("?", TOKENS), (
+                f"not what the model says, at temperature {parameters.temperature}: {said!r}"
+            )
 
 
 if __name__ == "__main__":
