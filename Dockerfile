@@ -62,7 +62,8 @@ RUN groupadd --gid 10001 aerie \
     && install -d /etc/aerie/secrets
 EXPOSE 8000 8001
 STOPSIGNAL SIGTERM
-# `starting` until the first success, however long the load; then every 10 s. Docker acts on none of it: the supervisor does.
+# `starting` until the first success, however long the load; then every 10 s. Docker acts on none of it; the supervisor
+# does.
 HEALTHCHECK --start-period=24h --start-interval=2s --interval=10s --timeout=5s --retries=1 CMD ["aerie", "probe"]
 ENTRYPOINT ["aerie"]
 CMD ["serve", "--", "--config", "/etc/aerie/serve.yaml"]
@@ -87,7 +88,7 @@ COPY pyproject.toml LICENSE ./
 COPY src src
 RUN /opt/build/bin/pip wheel --no-cache-dir --no-deps --no-build-isolation --no-index --wheel-dir /dist .
 
-# --- CPU ---------------------------------------------------------------------------------------------------------------
+# --- CPU -------------------------------------------------------------------------------------------------------------
 FROM base AS wheels-cpu
 RUN --mount=type=bind,from=tools,source=/opt/build,target=/opt/build \
     --mount=type=bind,from=wheelhouse,target=/wheelhouse \
@@ -142,5 +143,68 @@ LABEL org.opencontainers.image.title=aerie \
       io.aerie.flavour=cpu \
       io.aerie.vllm-version=$VLLM_VERSION \
       io.aerie.patches-digest=$PATCHES_DIGEST
+VOLUME ["/var/cache/aerie", "/var/lib/aerie"]
+USER 10001:10001
+
+# --- CUDA ------------------------------------------------------------------------------------------------------------
+# CUDA comes from wheels, nvcc included; the host brings the driver alone.
+FROM base AS wheels-cuda
+RUN --mount=type=bind,from=tools,source=/opt/build,target=/opt/build \
+    --mount=type=bind,from=wheelhouse,target=/wheelhouse \
+    --mount=type=bind,source=requirements/install,target=/requirements/install \
+    --mount=type=bind,source=requirements/cuda.lock,target=/requirements/cuda.lock \
+    --mount=type=secret,id=ca --mount=type=secret,id=pip \
+    python3 -m venv --without-pip /opt/venv && /requirements/install /opt/venv /requirements/cuda.lock
+# What the wheels leave out of a toolkit's layout, for FlashInfer's linker: -L lib64, -lcudart, -lcuda. The real libcuda
+# is the driver's; the stand-in only has its name.
+RUN <<EOT
+set -eu
+ln -s "$(python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/nvidia/cu13" /opt/cuda
+ln -s lib /opt/cuda/lib64
+ln -s libcudart.so.13 /opt/cuda/lib/libcudart.so
+mkdir /opt/cuda/lib/stubs
+gcc -shared -x c /dev/null -Wl,-soname,libcuda.so.1 -o /opt/cuda/lib/stubs/libcuda.so
+EOT
+
+FROM tools AS patched-cuda
+ARG VLLM_VERSION PATCHES_DIGEST
+RUN --mount=type=bind,from=wheels-cuda,source=/opt/venv,target=/opt/venv,rw \
+    --mount=type=bind,source=patches,target=/patches \
+    python3 /patches/apply.py "/patches/$VLLM_VERSION" --expect "$PATCHES_DIGEST" --overlay /patched \
+        --site-packages "$(/opt/venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"
+
+FROM wheels-cuda AS cuda
+COPY --link --from=patched-cuda /patched/ /
+ARG VLLM_VERSION
+COPY --link patches/${VLLM_VERSION}/ /usr/share/aerie/patches/
+RUN --mount=type=bind,from=tools,source=/opt/build,target=/opt/build \
+    --mount=type=bind,from=aerie,source=/dist,target=/dist \
+    --mount=type=bind,source=requirements/sbom.py,target=/requirements/sbom.py \
+    /opt/build/bin/pip --python /opt/venv/bin/python install --no-cache-dir --no-deps --no-index /dist/*.whl \
+    && /opt/build/bin/python /requirements/sbom.py /opt/venv/bin/python > /usr/share/aerie/sbom.cdx.json
+# The driver compiles what the wheels hold as PTX only (docs/image.md), and drops the oldest above CUDA_CACHE_MAXSIZE.
+ENV CUDA_HOME=/opt/cuda \
+    CUDA_CACHE_MAXSIZE=4294967296 \
+    CUTE_DSL_CACHE_DIR=/var/cache/aerie/cute_dsl \
+    QUACK_CACHE_DIR=/var/cache/aerie/quack \
+    NVIDIA_DRIVER_CAPABILITIES=compute,utility
+ARG AERIE_VERSION CUDA_VERSION LEAST_DRIVER PATCHES_DIGEST REVISION
+RUN python - "$AERIE_VERSION" "$VLLM_VERSION" "$CUDA_VERSION" <<'EOT'
+import sys
+from importlib.metadata import version
+import torch
+found, labelled = [version("aerie"), version("vllm"), torch.version.cuda], sys.argv[1:]
+assert found == labelled, f"installed: {found}; the Dockerfile's arguments: {labelled}"
+EOT
+
+LABEL org.opencontainers.image.title=aerie \
+      org.opencontainers.image.licenses=Apache-2.0 \
+      org.opencontainers.image.version=$AERIE_VERSION \
+      org.opencontainers.image.revision=$REVISION \
+      io.aerie.flavour=cuda \
+      io.aerie.vllm-version=$VLLM_VERSION \
+      io.aerie.patches-digest=$PATCHES_DIGEST \
+      io.aerie.cuda-version=$CUDA_VERSION \
+      io.aerie.least-driver=$LEAST_DRIVER
 VOLUME ["/var/cache/aerie", "/var/lib/aerie"]
 USER 10001:10001
