@@ -93,7 +93,7 @@ async def _check(api: "_Api", dispatch: Callable[[Event], None]) -> bool:
 
 
 async def _count(api: "_Api", dispatch: Callable[[Event], None]) -> bool:
-    with contextlib.suppress(TimeoutError, _NotReadyError):  # the counters can wait; /health decides
+    with contextlib.suppress(TimeoutError, ValueError, _NotReadyError):  # the counters can wait; /health decides
         dispatch(Served(await api.counters()))
     return True
 
@@ -116,7 +116,7 @@ class _Api:
         except TimeoutError:
             raise
         except aiohttp.ClientConnectorError as error:
-            return f"/health cannot be reached: {error.os_error.strerror}"
+            return f"/health cannot be reached: {error.os_error.strerror or error}"
         except aiohttp.ClientError as error:
             return f"/health cannot be reached: {error}"
 
