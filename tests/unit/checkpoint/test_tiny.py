@@ -21,13 +21,6 @@ from aerie.cli import main  # noqa: E402
 MODELS = ["target", "drafter-mla", "drafter-llama"]
 
 
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory):
-    out = tmp_path_factory.mktemp("pair") / "tiny"
-    assert write_tiny(out, 0)
-    return out
-
-
 def digests(folder):
     return {
         str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()

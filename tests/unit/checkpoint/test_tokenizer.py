@@ -11,7 +11,7 @@ transformers = pytest.importorskip("transformers", reason="loads both forms as v
 pytest.importorskip("torch", reason="the weights are made with torch, which is in the image")
 pytest.importorskip("tiktoken", reason="the second form reads its vocabulary with tiktoken, which is in the image")
 
-from aerie.checkpoint.tiny import script, write_tiny  # noqa: E402 - needs the libraries above
+from aerie.checkpoint.tiny import script  # noqa: E402 - needs the libraries above
 
 TEXTS = [
     script.ANSWER,
@@ -42,13 +42,6 @@ CONVERSATIONS = {
         {"role": "tool", "tool_call_id": "functions.time:0", "content": "12:00"},
     ],
 }  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory):
-    out = tmp_path_factory.mktemp("pair") / "tiny"
-    write_tiny(out, 0)
-    return out
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ LEAST_MARGIN = 8.0
 
 
 @pytest.fixture(scope="module")
-def tensors():
+def tensors(one_thread):
     return weights.target_tensors(0)
 
 

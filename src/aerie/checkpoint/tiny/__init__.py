@@ -8,15 +8,11 @@
 from __future__ import annotations
 
 import hashlib
-import os
-import shutil
-from typing import TYPE_CHECKING
+import tempfile
+from pathlib import Path
 
 from aerie.checkpoint.tiny import configs, tokenizer
 from aerie.checkpoint.tiny.script import expected_answer, expected_continuation
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 __all__ = ["DirectoryTakenError", "expected_answer", "expected_continuation", "write_tiny"]
 
@@ -32,10 +28,14 @@ def write_tiny(out: Path, seed: int) -> bool:
     Raises DirectoryTakenError where `out` holds anything else, OSError where it cannot be written, and ImportError
     where torch, safetensors or tokenizers are missing.
     """
+    out = out.resolve()
+    if out.exists() and not out.is_dir():
+        raise DirectoryTakenError(f"{out} is not a directory: give another path")
     out.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = out.parent / f".{out.name}.{os.getpid()}"
-    unfinished.mkdir()
-    try:
+    # Beside it, so that it is on the same file system and can be renamed.
+    with tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as beside:
+        unfinished = Path(beside) / out.name
+        unfinished.mkdir()
         _write(unfinished, seed)
         if out.is_dir() and any(out.iterdir()):
             if _digest(out) == _digest(unfinished):
@@ -44,12 +44,8 @@ def write_tiny(out: Path, seed: int) -> bool:
                 f"{out} holds something other than the tiny pair of seed {seed} that this release writes: "
                 "give another directory, or remove this one first"
             )
-        if out.exists() and not out.is_dir():
-            raise DirectoryTakenError(f"{out} is not a directory: give another path")
         unfinished.rename(out)
         return True
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
 
 
 def _write(folder: Path, seed: int) -> None:
