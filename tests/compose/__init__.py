@@ -1,0 +1,1 @@
+"""Compose tests share the helpers of conftest.py by relative import."""
