@@ -1,10 +1,10 @@
 """Run a long command on the target and show its output while it runs.
 
-`ansible.builtin.command` says nothing until the command ends, which for an image build is many silent minutes, and it dies
-with the connection. This action starts the command detached on the target, with its output in a log file there, and polls
-that file over the task's own connection. It needs a POSIX shell, setsid and flock (both util-linux) on the target.
+`ansible.builtin.command` says nothing until the command ends, which for an image build is many silent minutes, and it
+dies with the connection. This action starts the command detached on the target, with its output in a log file there,
+and polls that file over the task's own connection. The target needs a POSIX shell, setsid and flock (util-linux).
 
-Parameters
+The task's parameters:
     cmd                  the command, for /bin/sh
     log                  path of the log file on the target; its directory must exist
     label                what to call the command in what is displayed (default: the task's name)
@@ -13,12 +13,12 @@ Parameters
     chdir                directory on the target to run in
     unreachable_timeout  seconds that the target may be out of reach before the task gives up (default: 600)
 
-The task keyword `environment` works as with `command`. Returned: rc, log, stdout and stdout_lines (the last 200
-lines of the log).
+The task keyword `environment` works as with `command`. Returned: rc, log, stdout and stdout_lines (the last 200 lines
+of the log).
 
 Beside the log stand LOG.lock (locked while the command runs; holds its process group and a digest of the command) and
-LOG.rc (its exit status). So a rerun of the same task after a lost controller joins the running command and does not start
-a second one. An interrupted play (Ctrl-C, SIGTERM) ends the command with its whole process group.
+LOG.rc (its exit status). So a rerun of the same task after a lost controller joins the running command and does not
+start a second one. An interrupted play (Ctrl-C, SIGTERM) ends the command with its whole process group.
 """
 
 from __future__ import annotations
@@ -43,11 +43,12 @@ POLL_SECONDS = (0.1, 2.0)
 """First and longest pause between two polls: short commands end at once, long ones cost the target little."""
 SILENCE_SECONDS = 30.0
 """After so long without a displayed line, one line says that the command still runs."""
-LINE_WIDTH = 200
+LEAST_WIDTH = 100
+"""Columns that a displayed line may fill also where the terminal has fewer, or none is known."""
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
-# The exclusive lock is taken before the fork and held by the detached shell alone (the command gets it closed), so "locked" means
-# "running" without trusting a process id that may have been given to somebody else.
+# The exclusive lock is taken before the fork and held by the detached shell alone (the command gets it closed), so
+# "locked" means "running" without trusting a process id that may have been given to somebody else.
 START = """
 cd -- "$3" || exit 1
 exec 9>>"$1.lock" || exit 1
@@ -99,7 +100,7 @@ class Interrupted(BaseException):
 
 
 class Lines:
-    """Turns chunks of bytes into whole lines of plain text: a carriage return ends a line too, as progress bars use it."""
+    """Turns chunks of bytes into whole lines of plain text; a carriage return ends one too, as progress bars use it."""
 
     def __init__(self) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
@@ -167,8 +168,10 @@ class ActionModule(ActionBase):
         result |= {"changed": True, "rc": rc, "log": self._log}
         result |= {"stdout": "\n".join(self._tail), "stdout_lines": list(self._tail)}
         if rc != 0:
-            ending = f"ended with exit status {rc}" if rc is not None else (
-                "ended without an exit status: it was killed, or the machine was restarted"
+            ending = (
+                f"ended with exit status {rc}"
+                if rc is not None
+                else ("ended without an exit status: it was killed, or the machine was restarted")
             )
             last = "\n".join(list(self._tail)[-FAILURE_LINES:])
             result |= {"failed": True, "msg": f"{self._label} {ending}. The end of {self._log}:\n{last}"}
@@ -192,7 +195,8 @@ class ActionModule(ActionBase):
         outcome = self._script(START, self._log, cmd, chdir, digest, environment=self._compute_environment_string())
         if outcome["rc"] != 0:
             raise AnsibleActionFail(
-                f"{self._label} could not be started in {chdir!r} with its log in {self._log}: {outcome['stderr'].strip()}"
+                f"{self._label} could not be started in {chdir!r} with its log in {self._log}: "
+                f"{outcome['stderr'].strip()}"
             )
         state, number = outcome["stdout"].split()
         if state == "busy":
@@ -245,4 +249,5 @@ class ActionModule(ActionBase):
         if self._task.no_log:
             return
         minutes, seconds = divmod(int(self._last_shown - self._began), 60)
-        self._display.display(f"{self._prefix}{self._label} {minutes}:{seconds:02d} {text}"[:LINE_WIDTH])
+        width = max(self._display.columns, LEAST_WIDTH)
+        self._display.display(f"{self._prefix}{self._label} {minutes}:{seconds:02d} {text}"[:width])
