@@ -1,0 +1,78 @@
+"""The script `run` itself: what it says before anything was set up, and that two do not get in each other's way."""
+
+from __future__ import annotations
+
+import fcntl
+import shutil
+import subprocess
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SCRIPT = __file__.rpartition("/tests/")[0] + "/run"
+
+
+@pytest.fixture
+def clone(tmp_path: Path) -> Path:
+    """A directory with the script alone, as a clone in which nothing was set up yet; its path has a space."""
+    directory = tmp_path / "a clone"
+    directory.mkdir()
+    shutil.copy(SCRIPT, directory)
+    return directory
+
+
+def run(clone: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    # From another directory: the script finds its own.
+    return subprocess.run(
+        [clone / "run", *arguments], cwd="/", text=True, capture_output=True, check=False, stdin=subprocess.DEVNULL
+    )
+
+
+@pytest.mark.parametrize("command", ["status", "logs", "api-key"])
+def test_before_the_first_up_each_command_names_the_remedy(clone: Path, command: str) -> None:
+    done = run(clone, command)
+    assert done.returncode == 1
+    assert "./run up" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_there_is_nothing_to_take_down(clone: Path) -> None:
+    done = run(clone, "down")
+    assert done.returncode == 0, done.stderr
+    assert "nothing to take down" in done.stdout
+
+
+def test_clean_removes_what_the_clone_set_up_and_says_so_first(clone: Path) -> None:
+    (clone / ".venv").mkdir()
+    done = run(clone, "clean")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("Removes: ")
+    assert sorted(path.name for path in clone.iterdir()) == ["run"]
+
+
+def test_help_names_every_command_that_the_script_knows(clone: Path) -> None:
+    done = run(clone, "help")
+    assert done.returncode == 0
+    cases = (clone / "run").read_text().rpartition("case $command in")[2]
+    known = [line.split(")")[0].strip() for line in cases.splitlines() if ";;" in line]
+    assert "up" in known
+    assert [name for name in known if "|" not in name and name != "*" and name not in done.stdout] == []
+
+
+def test_an_unknown_command_shows_the_usage(clone: Path) -> None:
+    done = run(clone, "upp")
+    assert done.returncode == 1
+    assert "usage: ./run" in done.stderr
+    assert "no such command: upp" in done.stderr
+
+
+def test_a_second_run_stops_while_the_first_is_at_work(clone: Path) -> None:
+    with (clone / "run").open() as script:
+        fcntl.flock(script, fcntl.LOCK_EX)
+        done = run(clone, "clean")
+    assert done.returncode == 1
+    assert "another ./run is at work" in done.stderr
+    assert run(clone, "clean").returncode == 0
