@@ -46,9 +46,10 @@ class Gate:
         line = ": ".join(filter(None, (phase, state["reason"] or _step(state))))
         if phase == "ready":
             return Verdict.READY, f"ready after {now - self._begun:.0f} s"
-        # A failure from before may be mended by the next start; one that happens before our eyes is an answer.
+        # A failure from before may be mended by the next start, and an engine that was already dying when we came is
+        # one; a failure that begins before our eyes is an answer.
         if self._failures is None:
-            self._failures = state["failures"]
+            self._failures = state["failures"] + (phase == "unready")
         failed = phase == "failed" and state["failures"] > self._failures
         if failed or phase in {"held", "stopping", "stopped"}:
             return Verdict.FAILED, line

@@ -37,6 +37,12 @@ def test_a_failure_from_before_may_be_mended_by_the_next_start(state):
     assert verdicts((1, earlier), (2, state(failures=2)), (3, earlier | {"failures": 3}))[-1] is Verdict.FAILED
 
 
+def test_an_engine_that_was_dying_when_we_came_has_failed_before(state):
+    dying, dead = state(phase="unready", reason="/health answered 503"), state(phase="failed", failures=1)
+    assert verdicts((0, dying), (6, dead), (16, state(failures=1)), (40, state(phase="ready")))[-1] is Verdict.READY
+    assert verdicts((0, dying), (6, dead), (16, state(failures=1)), (20, dead | {"failures": 2}))[-1] is Verdict.FAILED
+
+
 def test_unready_is_a_failure_when_it_stays(state):
     unready = state(phase="unready", reason="no drafts")
     assert verdicts((0, unready), (20, unready), (25, unready)) == [None, None, Verdict.FAILED]
