@@ -10,9 +10,11 @@ from aerie.gate.wait import Gate, Verdict
 
 
 def verdicts(*looks, stall_timeout=100):
-    """Return the verdict after each (second, state)."""
+    """Return the verdict after each (second, state); none may come after the first that is one."""
     gate = Gate(stall_timeout, 0)
-    return [gate.judge(state, now)[0] for now, state in looks]
+    found = [gate.judge(state, now)[0] for now, state in looks]
+    assert not any(verdict is not None for verdict in found[:-1]), found
+    return found
 
 
 def test_it_opens_when_ready(state):
