@@ -184,6 +184,7 @@ RUN --mount=type=bind,from=tools,source=/opt/build,target=/opt/build \
     && /opt/build/bin/python /requirements/sbom.py /opt/venv/bin/python > /usr/share/aerie/sbom.cdx.json
 # The driver compiles what the wheels hold as PTX only (docs/image.md), and drops the oldest above CUDA_CACHE_MAXSIZE.
 ENV CUDA_HOME=/opt/cuda \
+    PATH=$PATH:/opt/cuda/bin \
     CUDA_CACHE_MAXSIZE=4294967296 \
     CUTE_DSL_CACHE_DIR=/var/cache/aerie/cute_dsl \
     QUACK_CACHE_DIR=/var/cache/aerie/quack \
