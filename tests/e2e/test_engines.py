@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import yaml
+from service import REPOSITORY, Service, engine
 
 from aerie.checkpoint.tiny.script import expected_answer
-from conftest import REPOSITORY, Service, engine
 
 QUESTION = "What is Aerie?"
 SHIPPED: dict[str, Any] = yaml.safe_load((REPOSITORY / "config" / "tiny.yaml").read_text())
@@ -38,7 +38,7 @@ def test_engine_serves_the_expected_text(running: Service, tmp_path: Path, overr
 
 
 def test_speculation_changes_no_token_in_fp32(running: Service, tmp_path: Path) -> None:
-    """Greedy decoding accepts a draft only where the target's own argmax agrees, so text must be equal, token for token."""
+    """Greedy decoding accepts a draft only where it is the target's own argmax, so every token must be equal."""
     prompts = ["What is Aerie?", "abc", "Nobody waits", "0123456789", "the quick brown fox", "?"]
 
     def greedy(overrides: dict[str, Any]) -> list[list[int]]:

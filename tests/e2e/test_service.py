@@ -6,12 +6,15 @@ import base64
 import json
 import struct
 import zlib
+from typing import TYPE_CHECKING
 
 import httpx
 import pytest
 
 from aerie.checkpoint.tiny.script import Picture, expected_answer
-from conftest import Service
+
+if TYPE_CHECKING:
+    from service import Service
 
 QUESTION = "What is Aerie?"
 ENOUGH = 128  # tokens, more than the longest answer
@@ -113,7 +116,9 @@ def test_the_key_stands_nowhere(running: Service) -> None:
     places = {
         "inspect": json.dumps(running.container()),
         "log": running.compose("logs", "--no-color").stdout,
-        "arguments": running.compose("exec", "-T", "vllm", "sh", "-c", "cat /proc/[0-9]*/cmdline | tr '\\0' ' '").stdout,
+        "arguments": running.compose(
+            "exec", "-T", "vllm", "sh", "-c", "cat /proc/[0-9]*/cmdline | tr '\\0' ' '"
+        ).stdout,
         "state": httpx.get(f"{running.status}/status", trust_env=False).text,
         "page": httpx.get(f"{running.status}/", trust_env=False).text,
         "metrics": httpx.get(f"{running.status}/metrics", trust_env=False).text,
