@@ -43,7 +43,6 @@ def test_chat_gives_the_expected_text(running: Service) -> None:
 
 def test_streaming_gives_the_same_text_in_pieces(running: Service) -> None:
     whole = running.chat(QUESTION, max_tokens=ENOUGH)["choices"][0]["message"]["content"]
-    pieces = []
     with running.client() as client:
         model = client.get("/v1/models").json()["data"][0]["id"]
         body = {"model": model, "messages": [{"role": "user", "content": QUESTION}],
@@ -51,9 +50,8 @@ def test_streaming_gives_the_same_text_in_pieces(running: Service) -> None:
         with client.stream("POST", "/v1/chat/completions", json=body) as answer:
             lines = [line.removeprefix("data: ") for line in answer.iter_lines() if line.startswith("data: ")]
     assert lines[-1] == "[DONE]"
-    for line in lines[:-1]:
-        for choice in json.loads(line)["choices"]:
-            pieces.append(choice["delta"].get("content") or "")
+    choices = [choice for line in lines[:-1] for choice in json.loads(line)["choices"]]
+    pieces = [choice["delta"].get("content") or "" for choice in choices]
     assert "".join(pieces) == whole
     assert sum(1 for piece in pieces if piece) > 1
 
