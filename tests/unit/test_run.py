@@ -56,7 +56,7 @@ def test_clean_removes_what_the_clone_set_up_and_says_so_first(clone: Path) -> N
 def test_help_names_every_command_that_the_script_knows(clone: Path) -> None:
     done = run(clone, "help")
     assert done.returncode == 0
-    cases = (clone / "run").read_text().rpartition("case $command in")[2]
+    cases = (clone / "run").read_text().partition("case $command in")[2].partition("esac")[0]
     known = [line.split(")")[0].strip() for line in cases.splitlines() if ";;" in line]
     assert "up" in known
     assert [name for name in known if "|" not in name and name != "*" and name not in done.stdout] == []

@@ -96,8 +96,8 @@ def test_returns_exit_status_and_output(play: Play) -> None:
     result, output = play.run(cmd="echo first; echo 'sec\"ond $HOME' >&2; printf unfinished", label="greeting")
     assert result["rc"] == 0
     assert result["changed"] is True
-    assert result["stdout_lines"] == ["first", "sec\"ond $HOME", "unfinished"]
-    assert play.log.read_text() == "first\nsec\"ond $HOME\nunfinished"
+    assert result["stdout_lines"] == ["first", 'sec"ond $HOME', "unfinished"]
+    assert play.log.read_text() == 'first\nsec"ond $HOME\nunfinished'
     assert "first" in output
     assert "greeting" in output
 

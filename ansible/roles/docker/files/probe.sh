@@ -1,3 +1,4 @@
+# shellcheck shell=sh
 # What of Docker this host has, one NAME=VALUE a line. An empty value: not there, or it does not answer.
 say() { printf '%s=%s\n' "$1" "$2"; }
 

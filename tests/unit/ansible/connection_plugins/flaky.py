@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Any
 
 from ansible.errors import AnsibleConnectionFailure
@@ -21,7 +22,7 @@ class Connection(LocalConnection):
 
     transport = "flaky"
 
-    def exec_command(self, cmd: str, in_data: bytes | None = None, sudoable: bool = True) -> Any:
-        if os.path.exists(os.environ["ANSIBLE_FLAKY_CUT"]):
+    def exec_command(self, *args: Any, **options: Any) -> Any:
+        if Path(os.environ["ANSIBLE_FLAKY_CUT"]).exists():
             raise AnsibleConnectionFailure("the cable is out")
-        return super().exec_command(cmd, in_data=in_data, sudoable=sudoable)
+        return super().exec_command(*args, **options)
