@@ -69,6 +69,13 @@ def test_an_unknown_command_shows_the_usage(clone: Path) -> None:
     assert "no such command: upp" in done.stderr
 
 
+def test_an_unknown_image_is_refused_before_anything_is_set_up(clone: Path) -> None:
+    done = run(clone, "image", "rocm")
+    assert done.returncode == 1
+    assert "no such image: rocm (cpu or cuda)" in done.stderr
+    assert not (clone / ".venv").exists()
+
+
 def test_a_second_run_stops_while_the_first_is_at_work(clone: Path) -> None:
     with (clone / "run").open() as script:
         fcntl.flock(script, fcntl.LOCK_EX)
