@@ -5,6 +5,7 @@
 #     --build-context wheelhouse=DIR        wheels from a directory instead of pip's index; the same hashes hold
 #     --secret id=ca,src=FILE               a CA bundle, where the package index is reached through one
 #     --secret id=pip,src=FILE              a pip.conf, where there is another index
+#     --build-arg PIP_EXTRA_INDEX_URL=...   without a wheelhouse: where the CPU build of torch is, which pip's index lacks
 #
 # Everything else is pinned: Python packages by requirements/*.lock, and what the labels say by a check in this file.
 ARG BASE_IMAGE=debian:bookworm-slim
@@ -90,6 +91,7 @@ RUN /opt/build/bin/pip wheel --no-cache-dir --no-deps --no-build-isolation --no-
 
 # --- CPU -------------------------------------------------------------------------------------------------------------
 FROM base AS wheels-cpu
+ARG PIP_EXTRA_INDEX_URL
 RUN --mount=type=bind,from=tools,source=/opt/build,target=/opt/build \
     --mount=type=bind,from=wheelhouse,target=/wheelhouse \
     --mount=type=bind,source=requirements/install,target=/requirements/install \

@@ -14,11 +14,6 @@ import pytest
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
-RECIPE = """
-FROM {image}
-USER 0
-RUN apt-get update && apt-get install --yes --no-install-recommends quilt
-"""
 UNPATCH = """
 set -e
 cd /opt/venv/lib/python3.11/site-packages
@@ -27,16 +22,6 @@ for name in $(grep -v '^#' /usr/share/aerie/patches/series | tac); do
 done
 """
 APPLY = 'python3 /patches/apply.py "/given/$0" --site-packages "$PWD" --overlay /overlay'
-
-
-@pytest.fixture(scope="module")
-def workshop(image):
-    """The image with quilt, as the build's stage has it."""
-    name = "aerie:test-patching"
-    recipe = RECIPE.format(image=image)
-    subprocess.run(["docker", "build", "--quiet", "--tag", name, "-"], input=recipe, text=True, check=True)
-    yield name
-    subprocess.run(["docker", "image", "rm", name], capture_output=True, check=False)
 
 
 @pytest.fixture
