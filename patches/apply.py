@@ -114,8 +114,6 @@ def _quilt(site_packages: Path, series_dir: Path, *arguments: str) -> subprocess
 def apply(site_packages: Path, series_dir: Path, overlay: Path | None = None, expected: str | None = None) -> None:
     """Patch, prove and compile; copy the files that changed, with their bytecode, below `overlay`."""
     digest = series_digest(series_dir)
-    if expected not in (None, digest):
-        raise PatchError(f"the digest of {series_dir} is {digest}, but the Dockerfile's PATCHES_DIGEST says {expected}")
     wheel = find_wheel(site_packages)
     if wheel.version.split("+")[0] != series_dir.name:
         raise PatchError(f"the series is for vLLM {series_dir.name}, but {wheel.name} {wheel.version} is installed")
@@ -140,6 +138,9 @@ def apply(site_packages: Path, series_dir: Path, overlay: Path | None = None, ex
                 target = overlay / path.relative_to("/")
                 target.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(path, target)
+    # Last, so that somebody who is still at work on a patch hears of the patch first.
+    if expected not in (None, digest):
+        raise PatchError(f"the digest of {series_dir} is {digest}, but the Dockerfile's PATCHES_DIGEST says {expected}")
 
 
 def main() -> int:

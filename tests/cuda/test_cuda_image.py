@@ -67,7 +67,7 @@ def test_triton_compiles_its_launcher_and_a_kernel_for_sm_120(result):
 def test_flashinfer_builds_a_module_for_sm_120_on_the_cache_volume(result):
     library, architectures = result["flashinfer"]
     assert library.startswith("/.cache/flashinfer/")
-    assert architectures == ["sm_120f"]
+    assert architectures == ["sm_120"]
 
 
 def test_nvcc_is_of_torch_s_cuda_release(in_image, labels):
