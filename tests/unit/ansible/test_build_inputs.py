@@ -136,3 +136,14 @@ def test_the_repository_itself() -> None:
     )
     assert "requirements/cuda.lock" not in files
     assert not [name for name in files if name.startswith(("tests/", "ansible/", "docs/"))]
+
+
+@pytest.mark.parametrize(
+    "litter", ["src/.ruff_cache/content", "src/aerie/__pycache__/cli.pyc", "src/aerie.egg-info/RECORD"]
+)
+def test_what_tools_leave_in_the_repository_is_no_input(tmp_path: Path, litter: str) -> None:
+    shutil.copy(REPOSITORY / ".dockerignore", tmp_path)
+    for name in ("Dockerfile", "LICENSE", "pyproject.toml", "patches/series", "requirements/cpu.lock", litter):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    assert litter not in build_inputs(tmp_path)["files"]
