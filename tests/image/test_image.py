@@ -115,10 +115,18 @@ def test_telemetry_is_off(environment, python):
     assert set(told.values()) == {"1"}, told
 
 
-def test_the_recorded_series_is_the_repository_s(in_image, series):
+def test_the_recorded_series_is_the_repository_s(in_image, config, series, patched_files):
     recorded = in_image("sh", "-c", "cd /usr/share/aerie/patches && sha256sum *").stdout.splitlines()
-    ours = [f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}" for path in sorted(series.iterdir())]
-    assert sorted(recorded) == sorted(ours)
+    files = {name: (series / name).read_bytes() for name in ["series", *patched_files]}
+    files["digest"] = f"{config['Labels']['io.aerie.patches-digest']}\n".encode()
+    assert sorted(recorded) == sorted(f"{hashlib.sha256(data).hexdigest()}  {name}" for name, data in files.items())
+
+
+def test_it_tells_the_series_and_where_each_patch_is_from(in_image, config, series, patched_files):
+    told = json.loads(in_image("aerie", "patches", "--json").stdout)
+    assert (told["vllm"], told["digest"]) == (f"{series.name}+cpu", config["Labels"]["io.aerie.patches-digest"])
+    assert [patch["name"] for patch in told["patches"]] == list(patched_files)
+    assert all(patch["subject"] and patch["origin"] and patch["test"] for patch in told["patches"])
 
 
 def test_only_what_the_patches_name_differs_from_the_wheel(in_image, patched_files):

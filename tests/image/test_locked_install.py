@@ -21,22 +21,22 @@ def wheelhouse(tmp_path):
 
 @pytest.fixture
 def install(workshop, wheelhouse, tmp_path):
-    """Install a lock of `name==version` and hash into a fresh environment; print what it then has."""
+    """Install a lock of names, versions and hashes, or `only` one name of it, afresh; print what is there then."""
 
-    def run(*requirements):
-        lines = [f"{name}=={version} --hash=sha256:{digest}" for name, version, digest in requirements]
+    def run(*requirements, only=""):
+        lines = [f"{name}=={version} \\\n    --hash=sha256:{digest}" for name, version, digest in requirements]
         (tmp_path / "lock").write_text("\n".join(lines))
         mounts = [f"{REPOSITORY}/requirements:/requirements", f"{wheelhouse}:/wheelhouse", f"{tmp_path}/lock:/lock"]
         script = """
 set -e
 python3 -m venv --without-pip /tmp/venv
-/requirements/install /tmp/venv /lock
+/requirements/install /tmp/venv /lock $0
 /tmp/venv/bin/python -c 'import importlib.metadata as m; print(*[f"{d.name}={d.version}" for d in m.distributions()])'
 """
         options = [option for mount in mounts for option in ("-v", f"{mount}:ro")]
         return subprocess.run(
             ["docker", "run", "--rm", "--no-healthcheck", "--network", "none", "--user", "0", *options,
-             "--entrypoint", "sh", workshop, "-c", script],
+             "--entrypoint", "sh", workshop, "-c", script, only],
             capture_output=True, text=True, check=False, timeout=300,
         )  # fmt: skip
 
@@ -83,3 +83,11 @@ def test_another_build_of_the_same_release_is_refused(install, wheelhouse):
     assert done.returncode != 0
     assert "DO NOT MATCH THE HASHES" in done.stderr
     assert "demo-1.0%2Bcpu" in done.stderr
+
+
+def test_one_wheel_of_a_lock_comes_without_the_others(install, wheelhouse):
+    """As the stage that patches vLLM needs it; neither `demo-more` nor `more` is there to be fetched."""
+    wanted = make_wheel(wheelhouse, "demo", "1.0")
+    done = install(("demo-more", "1.0", "0" * 64), ("demo", "1.0", wanted), ("more", "1.0", "0" * 64), only="demo")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split()[-1] == "demo=1.0"

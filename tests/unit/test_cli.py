@@ -55,19 +55,6 @@ def test_what_follows_the_dashes_is_vllms(monkeypatch):
     assert given == [["m", "--help", "--once", "--", "x"]]
 
 
-def test_the_series_of_an_image_is_printed(tmp_path, monkeypatch, capsys):
-    (tmp_path / "series").write_text("one.patch\ntwo.patch\n")
-    monkeypatch.setattr(cli, "_PATCHES", tmp_path)
-    assert cli.main(["patches"]) == 0
-    assert capsys.readouterr().out == "one.patch\ntwo.patch\n"
-
-
-def test_outside_an_image_there_is_no_series(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(cli, "_PATCHES", tmp_path / "none")
-    assert cli.main(["patches"]) == 1
-    assert "no series of patches is recorded here" in capsys.readouterr().err
-
-
 def test_it_runs_as_a_module_too():
     done = subprocess.run(
         [sys.executable, "-m", "aerie.cli", "--version"], capture_output=True, text=True, check=True,

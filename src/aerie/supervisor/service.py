@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import importlib.metadata
 import json
 import logging
 import os
@@ -16,6 +15,7 @@ from queue import SimpleQueue
 from typing import Any
 
 import aerie
+from aerie import patches
 from aerie.auth import KEYS_FILE_VARIABLE, ApiKeyMiddleware
 from aerie.startup import StartupReader
 from aerie.status import serve_status
@@ -75,7 +75,7 @@ class _Service:
     def __init__(self, options: Options) -> None:
         self._options = options
         self._state = resume(self._saved(), State(since=_now()))
-        self._versions = {"aerie": aerie.__version__, "vllm": _version("vllm")}
+        self._versions = {"aerie": aerie.__version__, "vllm": patches.vllm_version()}
         self._state_file_failed = False
         self._changed = asyncio.Event()
         self._stopping = asyncio.Event()
@@ -179,6 +179,7 @@ class _Service:
 
         process = Engine(command, environment, self._reaper, on_output)
         self._dispatch(Started(process.pid))
+        _log.info("%s", patches.summary())
         async with asyncio.TaskGroup() as tasks:
             watch = tasks.create_task(readiness.watch(engine, self._options.keys_file, self._dispatch))
             stop = tasks.create_task(self._stopping.wait())
@@ -228,13 +229,6 @@ class _Service:
 
 async def _first(*awaited: asyncio.Future[Any], timeout: float | None = None) -> None:  # noqa: ASYNC109 - passed on
     await asyncio.wait(awaited, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
-
-
-def _version(distribution: str) -> str | None:
-    try:
-        return importlib.metadata.version(distribution)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def _now() -> datetime:

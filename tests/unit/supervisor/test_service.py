@@ -129,6 +129,8 @@ def test_a_stop_lets_the_engine_drain_and_leaves_nothing(serving, number):
     assert serving.core_is_gone()
     assert json.loads(serving.state_file.read_text())["phase"] == "stopped"
     assert "aerie: stopping; a stop was asked for" in stderr
+    # Here neither vLLM nor a record is installed; what it says of them is tested with `aerie patches`.
+    assert "aerie: vLLM is not installed, and no series of patches is recorded\n" in stderr
 
 
 @pytest.mark.parametrize("impatient", [("--stop-timeout", "1"), ()])
