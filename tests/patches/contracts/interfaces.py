@@ -137,7 +137,11 @@ class StandInLayer(nn.Module):
 
     def forward(self, positions, hidden_states, residual, *_):
         state = hidden_states if residual is None else hidden_states + residual
-        if self.use_sequence_parallel_moe and len(state) == len(positions):
+        whole = len(state) == len(positions)
+        assert whole or self.use_sequence_parallel_moe, (
+            f"layer {self.index} got {len(state)} of {len(positions)} tokens"
+        )
+        if whole and self.use_sequence_parallel_moe:
             state = Ranks.share(state)
         return torch.full_like(state, self.index + 1.0), state
 
