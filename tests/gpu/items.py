@@ -60,7 +60,7 @@ class Item:
     arguments: tuple[str, ...] = ()
     gpus: int = 1
     alone: bool = False
-    seconds: int = 300
+    seconds: int = 400
     environment: dict[str, str] = field(default_factory=dict)
     unpatched: dict[str, str] = field(default_factory=dict)
 
@@ -95,7 +95,7 @@ class Outcome:
 class Gpus:
     """Where items run: in their order, several to a GPU, unless one is to be alone on its."""
 
-    SHARES = 3
+    SHARES = 4
 
     def __init__(self, names: list[str]):
         self._free = dict.fromkeys(names, self.SHARES)

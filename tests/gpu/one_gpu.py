@@ -21,21 +21,27 @@ SPECULATION = f"{CONTRACTS}/speculation.py"
 
 ITEMS = [
     Item("speculation", SPECULATION, ("speculation-equals-none", "sampled-speculation")),
-    Item("aux_values", f"{CONTRACTS}/aux_values.py", environment=BF16, seconds=330),
+    Item("aux_values", f"{CONTRACTS}/aux_values.py", environment=BF16),
+    Item(
+        "aux_values_triton",
+        f"{CONTRACTS}/aux_values.py",
+        ("aux-values", "aux-values-chunked-prefill", "aux-values-prefix-cache"),
+        environment=BF16 | {"AERIE_ATTENTION_BACKEND": "TRITON_MLA"},
+    ),
     Item("fp8_kv", "tests/gpu/serving.py", ("fp8-kv-serves",)),
-    Item("decode_values", f"{CONTRACTS}/decode_kernel_values.py", seconds=180),
+    Item("decode_values", f"{CONTRACTS}/decode_kernel_values.py", seconds=200),
     Item(
         "decode_offsets_unpatched",
         f"{CONTRACTS}/decode_kernel_values.py",
-        seconds=120,
+        seconds=200,
         unpatched={"decode-offsets-64-bit": "its offset is beyond 32 bits"},
     ),
-    Item("interfaces", f"{CONTRACTS}/interfaces.py", seconds=120),
-    Item("aux_layer_ids", f"{CONTRACTS}/aux_layer_ids.py", seconds=120),
+    Item("interfaces", f"{CONTRACTS}/interfaces.py", seconds=200),
+    Item("aux_layer_ids", f"{CONTRACTS}/aux_layer_ids.py", seconds=200),
     Item(
         "aux_layer_ids_unpatched",
         f"{CONTRACTS}/aux_layer_ids.py",
-        seconds=120,
+        seconds=200,
         unpatched={"aux-layer-ids": "on V2, not", "aux-layer-ids-refused": "was accepted"},
     ),
     Item("llama_drafter", SPECULATION, ("llama-drafter",)),

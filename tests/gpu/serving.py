@@ -6,8 +6,10 @@ tiny pair's weights leave a wide margin, also for FP8. Runs on one GPU, tensor p
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 from unittest import mock
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "patches" / "contracts"))
@@ -16,12 +18,16 @@ import speculation
 from verdict import contract, main
 from vllm import LLM
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
 # Engines may share a GPU here, so that none may measure what is free on it.
 COMMON = {"kv_cache_memory_bytes": 2**30}
 
 
-def equal_to_none(drafter: str, *, of_drafter: dict | None = None, **options: object) -> str:
-    """Start engines with these options, one with the drafter and one without, and compare what they say."""
+@contextlib.contextmanager
+def engines(of_drafter: dict | None = None, **options: object) -> Iterator[None]:
+    """Let the engines of `speculation` have these options, and their drafters those."""
 
     def engine(*args: object, **given: object) -> LLM:
         if "speculative_config" in given:
@@ -30,6 +36,12 @@ def equal_to_none(drafter: str, *, of_drafter: dict | None = None, **options: ob
 
     speculation.said.cache_clear()
     with mock.patch.object(speculation, "LLM", engine):
+        yield
+
+
+def equal_to_none(drafter: str, **options: object) -> str:
+    """Start one engine with the drafter and one without, and compare what they say."""
+    with engines(**options):
         return speculation.equal_to_none(drafter)
 
 
@@ -62,10 +74,29 @@ def pipeline_parallel() -> str:
     return equal_to_none("mla", pipeline_parallel_size=2, of_drafter=TRITON, **TRITON)
 
 
+DCP = {"tensor_parallel_size": 2, "decode_context_parallel_size": 2}
+
+
 @contract("context-parallel-serves")
 def context_parallel() -> str:
     """Two ranks that share the KV cache of each request while decoding (DCP), on TRITON_MLA, with an MLA drafter."""
-    return equal_to_none("mla", tensor_parallel_size=2, decode_context_parallel_size=2, of_drafter=TRITON, **TRITON)
+    return equal_to_none("mla", of_drafter=TRITON, **DCP, **TRITON)
+
+
+@contract("context-parallel-llama-drafter")
+def context_parallel_llama() -> str:
+    """Under DCP, no fewer of a Llama drafter's tokens are accepted than with tensor parallelism alone."""
+    accepted = []
+    for ranks in ({"tensor_parallel_size": 2}, DCP):
+        # Graphs of whole steps are another contract's matter.
+        options = {**TRITON, **ranks, "compilation_config": {"cudagraph_mode": "PIECEWISE"}}
+        with engines(of_drafter={"attention_backend": "FLASH_ATTN"}, **options):
+            said = speculation.said("llama")
+        accepted.append(said.accepted / said.drafts)
+    alone, shared = accepted
+    figures = f"{shared:.2f} tokens of a draft accepted with DCP, {alone:.2f} without"
+    assert shared > 0.95 * alone, figures
+    return figures
 
 
 if __name__ == "__main__":

@@ -20,10 +20,11 @@ SERVING = "tests/gpu/serving.py"
 
 ITEMS = [
     # It measures what memory is free.
-    Item("pipeline", f"{CONTRACTS}/pipeline.py", gpus=2, alone=True, seconds=270, environment=PCIE),
+    Item("pipeline", f"{CONTRACTS}/pipeline.py", gpus=2, alone=True, seconds=300, environment=PCIE),
     Item("pipeline_serving", SERVING, ("pipeline-parallel-serves",), gpus=2, environment=PCIE),
     Item("tensor_parallel", SERVING, ("tensor-parallel-serves",), gpus=2, environment=PCIE),
     Item("context_parallel", SERVING, ("context-parallel-serves",), gpus=2, environment=PCIE),
+    Item("context_parallel_llama", SERVING, ("context-parallel-llama-drafter",), gpus=2, environment=PCIE),
     Item(
         "pipeline_serving_unpatched",
         SERVING,
@@ -37,6 +38,13 @@ ITEMS = [
         gpus=2,
         environment=PCIE,
         unpatched={"context-parallel-serves": "assert m.max_query_len <= self.reorder_batch_threshold"},
+    ),
+    Item(
+        "context_parallel_llama_unpatched",
+        SERVING,
+        gpus=2,
+        environment=PCIE,
+        unpatched={"context-parallel-llama-drafter": "tokens of a draft accepted with DCP"},
     ),
 ]
 
