@@ -43,6 +43,7 @@ class Step:
     first: Forward  # of the drafter, over the same rows
     later: list[Forward]  # for each further draft, over one row
     drafts: list[int]
+    context: int | None  # tokens before its rows that MLA looked at as a prefill; None where it went as a decode
 
 
 @dataclass
@@ -63,11 +64,16 @@ class Recording:
         self._propose = proposer.propose
         self._signature = inspect.signature(proposer.propose)
         self._forwards: list[Forward] = []
+        self._attention: Any = None
         self.steps: dict[str, list[Step]] = {}
         proposer.propose = self._listen
         proposer.model.register_forward_hook(self._hear, with_kwargs=True)
 
     def _hear(self, _module: Any, _args: Any, given: dict[str, Any], output: tuple[torch.Tensor, torch.Tensor]) -> None:
+        from vllm.forward_context import get_forward_context  # noqa: PLC0415
+
+        if not self._forwards:  # the first pass attends as the target did, by its metadata or by its like
+            self._attention = next(iter(get_forward_context().attn_metadata.values()))
         tokens, positions = given["input_ids"].tolist(), given["positions"].tolist()
         self._forwards.append(Forward(tokens, positions, _copy(given["hidden_states"]), _copy(output[1])))
 
@@ -84,16 +90,25 @@ class Recording:
         self._forwards.clear()
         proposed = self._propose(*args, **kwargs)
         assert self._forwards, "the drafter's passes cannot be heard: start the engine with enforce_eager"
+        contexts = _contexts(self._attention, len(requests))
         for n, (request, drafts) in enumerate(zip(requests, proposed.tolist(), strict=True)):
             rows, row = slice(starts[n], starts[n + 1]), slice(n, n + 1)
             first, *later = self._forwards
             step = Step(
                 len(requests), tokens[rows], positions[rows], aux[rows],
-                _part(first, rows), [_part(forward, row) for forward in later], drafts,
+                _part(first, rows), [_part(forward, row) for forward in later], drafts, contexts[n],
             )  # fmt: skip
             # Newer releases append something random to a request's name.
             self.steps.setdefault(request.split("-")[0], []).append(step)
         return proposed
+
+
+def _contexts(attention: Any, requests: int) -> list[int | None]:
+    prefill = getattr(attention, "prefill", None)
+    if prefill is None:
+        return [None] * requests
+    lengths = prefill.chunked_context.context_lens_list if prefill.chunked_context else [0] * attention.num_prefills
+    return [None] * attention.num_decodes + lengths
 
 
 def _part(forward: Forward, rows: slice) -> Forward:

@@ -203,6 +203,23 @@ def aux_values_prefix_cache() -> str:
     return f"{DTYPE}, {begin} tokens from the cache; {check_aux(second, beside_plain())}"
 
 
+@contract("verified-context")
+def verified_context() -> str:
+    """Where MLA verifies drafts as a prefill, they see the accepted text before them, and nothing else.
+
+    A text of the tiny model hardly shows it: each of its tokens attends to its like.
+    """
+    seen = 0
+    for sequence, step in run("drafter-mla", in_chunks=True).steps:
+        if step.context is None:
+            continue
+        begin = step.positions[0]
+        what = "a prompt's rows" if begin < sequence.prompt else "drafts"
+        assert step.context == begin, f"{what} from position {begin} see {step.context} tokens before them"
+        seen += begin >= sequence.prompt
+    return f"{seen} times drafts were verified as a prefill, none with a false context"
+
+
 def beside_plain() -> float:
     """Allow in bf16 no more than half as much again as whole prompts without a cache show."""
     return TOLERANCE if EXACT else 1.5 * aux_errors(run("drafter-mla")).max().item()
