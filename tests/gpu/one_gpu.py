@@ -46,7 +46,7 @@ ITEMS = [
     ),
     Item("llama_drafter", SPECULATION, ("llama-drafter",)),
     Item("fp8_kv_llama", "tests/gpu/serving.py", ("fp8-kv-serves-llama-drafter",)),
-    Item("decode_times", "tests/gpu/decode_kernel.py", ("--json", "{result}"), alone=True, seconds=240),
+    Item("decode_times", "tests/gpu/decode_kernel.py", ("--json", "{result}"), alone=True, seconds=320),
 ]
 
 if __name__ == "__main__":

@@ -85,7 +85,10 @@ def context_parallel() -> str:
 
 @contract("context-parallel-llama-drafter")
 def context_parallel_llama() -> str:
-    """Under DCP, no fewer of a Llama drafter's tokens are accepted than with tensor parallelism alone."""
+    """Under DCP, no fewer of a Llama drafter's tokens are accepted than with tensor parallelism alone.
+
+    The series refuses such a drafter, since this does not hold.
+    """
     accepted = []
     for ranks in ({"tensor_parallel_size": 2}, DCP):
         # Graphs of whole steps are another contract's matter.

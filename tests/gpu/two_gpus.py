@@ -24,7 +24,6 @@ ITEMS = [
     Item("pipeline_serving", SERVING, ("pipeline-parallel-serves",), gpus=2, environment=PCIE),
     Item("tensor_parallel", SERVING, ("tensor-parallel-serves",), gpus=2, environment=PCIE),
     Item("context_parallel", SERVING, ("context-parallel-serves",), gpus=2, environment=PCIE),
-    Item("context_parallel_llama", SERVING, ("context-parallel-llama-drafter",), gpus=2, environment=PCIE),
     Item(
         "pipeline_serving_unpatched",
         SERVING,
@@ -39,6 +38,7 @@ ITEMS = [
         environment=PCIE,
         unpatched={"context-parallel-serves": "assert m.max_query_len <= self.reorder_batch_threshold"},
     ),
+    # With the series it is refused.
     Item(
         "context_parallel_llama_unpatched",
         SERVING,
