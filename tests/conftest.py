@@ -6,7 +6,7 @@ import os
 import re
 import subprocess
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -20,6 +20,13 @@ SERVICE_OPTIONS = [
     "--read-only", "--tmpfs", "/tmp:exec,mode=1777", "--cap-drop", "ALL", "--security-opt", "no-new-privileges",  # noqa: S108
     "--network", "none", "--shm-size", "1g",
 ]  # fmt: skip
+
+# What the build's `tools` stage has and the image lacks.
+WORKSHOP = """
+FROM {image}
+USER 0
+RUN apt-get update && apt-get install --yes --no-install-recommends quilt python3-venv && python3 -m venv /opt/build
+"""
 
 InImage = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -84,3 +91,13 @@ def in_image(image: str) -> InImage:
         return done
 
     return run
+
+
+@pytest.fixture(scope="session")
+def workshop(image: str) -> Iterator[str]:
+    """The image with what the build's `tools` stage has, to run the build's own programs in."""
+    name = "aerie:test-workshop"
+    recipe = WORKSHOP.format(image=image)
+    subprocess.run(["docker", "build", "--quiet", "--tag", name, "-"], input=recipe, text=True, check=True)
+    yield name
+    subprocess.run(["docker", "image", "rm", name], capture_output=True, check=False)

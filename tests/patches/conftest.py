@@ -1,0 +1,30 @@
+"""What the tests of the patches share."""
+
+from __future__ import annotations
+
+import pytest
+import story_release
+
+
+@pytest.fixture(scope="session")
+def overlay():
+    """vLLM 0.16.0 over the image's packages, as far as the first kernel."""
+    return story_release.source(story_release.install(f"overlay-{story_release.RELEASE}"))
+
+
+@pytest.fixture(scope="session")
+def story_options(image, tmp_path_factory):
+    """Options of `docker run` for this release's starts: the tiny pair, serve.py, and a place that remembers models.
+
+    vLLM looks at each model's class in a process of its own, and keeps what it saw; so only the first start does that.
+    """
+    folder = tmp_path_factory.mktemp("story")
+    seen = folder / "seen"
+    seen.mkdir()
+    seen.chmod(0o777)
+    tiny = story_release.tiny_pair(image, folder)
+    tiny.chmod(0o755)
+    return [
+        "-v", f"{tiny}:{story_release.TINY}:ro", "-v", f"{story_release.STORY}/serve.py:/story/serve.py:ro",
+        "-v", f"{seen}:/var/cache/aerie/vllm",
+    ]  # fmt: skip
