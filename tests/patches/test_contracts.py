@@ -1,56 +1,121 @@
-"""Every patch of the series has a contract: a program that passes inside the image, and fails there without the patch.
+"""What the engine must do for this mission, as contracts: each holds in the patched engine, and each patch is needed.
 
-A contract is `contracts/<name of the patch>.py`. Its counterpart, the reason that it gives without its patch, stands
-below, so that it cannot fail for a reason of its own.
+`contracts.toml` is the table: a contract a row, and the programs in `contracts/` that prove it, by release and by place.
+A program runs in an engine tree, which is the image with the release's series applied, with one patch taken out, or
+with none at all. `docs/patches.md` shows the table, and the last test compares.
 """
 
 from __future__ import annotations
 
-import subprocess
+import json
 from pathlib import Path
 
-CONTRACTS = Path(__file__).parent / "contracts"
-WITHOUT = {
-    "cpu-attn-block-size-16": "No common block size for 16",
-    "cpu-expand-parameters": "not what the model says",
-}
+import pytest
+from contracts_table import PLACES, RECORDED, Table, render_into
+from trees import image_source, patches_of
 
-SITE_PACKAGES = "/opt/venv/lib/python3.11/site-packages"
+HERE = Path(__file__).parent
+REPOSITORY = HERE.parents[1]
+PAGE = REPOSITORY / "docs/patches.md"
+RECORD = REPOSITORY / ".aerie/contracts.json"
+TABLE = Table.read(HERE / "contracts.toml")
+
 ENGINE = [
     "-e", "VLLM_CPU_KVCACHE_SPACE=1", "-e", "VLLM_CPU_OMP_THREADS_BIND=nobind",
     # Waiting OpenMP threads spin: two on a machine that does something else as well are slower than one.
     "-e", "OMP_NUM_THREADS=1",
-    "-v", f"{CONTRACTS}:/contracts:ro",
+    "-v", f"{HERE / 'contracts'}:/contracts:ro",
+    "-v", f"{HERE / 'v2_on_cpu'}:/v2_on_cpu:ro",
 ]  # fmt: skip
+V2_ON_CPU = ["-e", "VLLM_USE_V2_MODEL_RUNNER=1", "-e", "PYTHONPATH=/v2_on_cpu"]
 TIMEOUT = 900  # seconds; two engine starts take 60 where nothing else runs
 
 
-def test_the_series_names_every_patch_and_every_patch_has_a_contract(series, patched_files):
-    patches = {path.stem for path in series.glob("*.patch")}
-    assert {Path(name).stem for name in patched_files} == patches
-    assert {path.stem for path in CONTRACTS.glob("*.py")} == patches
-    assert set(WITHOUT) == patches
+@pytest.fixture(scope="session")
+def sources(image, tmp_path_factory):
+    """Each supported release's package."""
+    default = REPOSITORY / "patches" / TABLE.default
+    return {TABLE.default: image_source(default, image, tmp_path_factory.mktemp("wheel"))}
 
 
-def test_the_contract_holds_in_the_image(patch_file, in_image):
-    done = in_image("python", f"/contracts/{patch_file.stem}.py", options=ENGINE, check=False, timeout=TIMEOUT)
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+@pytest.fixture(scope="session")
+def verdicts(in_image, sources, tmp_path_factory):
+    """Run a program for some contracts, or take what it said before; RECORD keeps what was seen."""
+    seen = {}
+
+    def run(release, applied, place, program, contracts):
+        key = (release, tuple(sorted(applied)), place, program, tuple(contracts))
+        if key not in seen:
+            tree = sources[release].tree(applied, tmp_path_factory.mktemp("tree"))
+            python_path = [option.removeprefix("PYTHONPATH=") for option in tree if option.startswith("PYTHONPATH=")]
+            runner = []
+            if place == "CPU V2":
+                runner = [
+                    "-e",
+                    "VLLM_USE_V2_MODEL_RUNNER=1",
+                    "-e",
+                    "PYTHONPATH=" + ":".join(["/v2_on_cpu", *python_path]),
+                ]
+            done = in_image(
+                "python", f"/contracts/{program}.py", *contracts,
+                options=[*ENGINE, *tree, *runner], check=False, timeout=TIMEOUT,
+            )  # fmt: skip
+            found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"contract"')]
+            seen[key] = {verdict["contract"]: verdict for verdict in found}, done.stdout[-2000:] + done.stderr[-6000:]
+        return seen[key]
+
+    yield run
+    record = [
+        {"release": release, "applied": applied, "place": place, "program": program, **verdict}
+        for (release, applied, place, program, _), (found, _) in seen.items()
+        for verdict in found.values()
+    ]
+    RECORD.parent.mkdir(exist_ok=True)
+    RECORD.write_text(json.dumps(record, indent=1) + "\n")
 
 
-def test_the_contract_breaks_without_the_patch(patch_file, image, in_image, patched_files, tmp_path):
-    options = [*ENGINE]
-    for file in reverted(patch_file, patched_files[patch_file.name], image, tmp_path):
-        options += ["-v", f"{file}:{SITE_PACKAGES}/{file.relative_to(tmp_path)}:ro"]
-    done = in_image("python", f"/contracts/{patch_file.stem}.py", options=options, check=False, timeout=TIMEOUT)
-    assert done.returncode != 0
-    assert WITHOUT[patch_file.stem] in done.stdout + done.stderr
+def test_every_patch_has_a_contract_that_breaks_without_it():
+    for release in TABLE.releases:
+        folder = REPOSITORY / "patches" / release
+        patches = patches_of(folder)
+        assert set(patches) == {path.stem for path in folder.glob("*.patch")}
+        assert [without.patch for without in TABLE.without if without.release == release] == list(patches)
 
 
-def reverted(patch_file: Path, files: list[str], image: str, folder: Path) -> list[Path]:
-    """Copy the files that a patch changes out of the image and take the patch out of them."""
-    for file in files:
-        (folder / file).parent.mkdir(parents=True, exist_ok=True)
-        read = ["docker", "run", "--rm", "--no-healthcheck", "--entrypoint", "cat", image, f"{SITE_PACKAGES}/{file}"]
-        (folder / file).write_bytes(subprocess.run(read, capture_output=True, check=True).stdout)
-    subprocess.run(["git", "apply", "--reverse", str(patch_file)], cwd=folder, check=True)
-    return [folder / file for file in files]
+def test_no_contract_rests_on_a_runner_that_does_not_ship():
+    for row in TABLE.rows:
+        places = row.proofs.get(TABLE.default, {})
+        assert row.not_applicable.get(TABLE.default) or set(places) - {"CPU V1"}, f"{row.name}: proven on V1 alone"
+
+
+@pytest.mark.parametrize("run", TABLE.runs(), ids=str)
+def test_contracts_hold(run, verdicts):
+    found, output = verdicts(run.release, TABLE.patches(run.release), run.place, run.program, run.contracts)
+    broken = [name for name in run.contracts if not found.get(name, {}).get("holds")]
+    assert not broken, f"{broken}: {found}\n{output}"
+
+
+@pytest.mark.parametrize("without", TABLE.without, ids=str)
+def test_a_contract_breaks_without_the_patch(without, verdicts):
+    applied = [name for name in TABLE.patches(without.release) if name != without.patch]
+    program = TABLE.program(without.contract, without.release, without.place)
+    found, output = verdicts(without.release, applied, without.place, program, [without.contract])
+    assert without.contract in found, output
+    assert not found[without.contract]["holds"], found
+    assert without.reason in found[without.contract]["reason"]
+
+
+@pytest.mark.parametrize("run", TABLE.upstream_runs(), ids=str)
+def test_what_no_patch_brings_is_upstream(run, verdicts):
+    found, output = verdicts(run.release, [], run.place, run.program, run.contracts)
+    broken = [name for name in run.contracts if not found.get(name, {}).get("holds")]
+    assert not broken, f"{broken}: {found}\n{output}"
+
+
+def test_the_documented_table_is_what_ran():
+    shown = PAGE.read_text()
+    assert render_into(shown, TABLE, RECORDED) == shown, "stale: python3 tests/patches/contracts_table.py"
+
+
+def test_the_places_are_known():
+    assert {place for row in TABLE.rows for proofs in row.proofs.values() for place in proofs} <= set(PLACES)
