@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+from email.parser import HeaderParser
 from pathlib import Path
 
 from series import PatchError, patch_files, try_series
@@ -55,8 +56,8 @@ def unpack(wheel: Path, directory: Path) -> None:
 
 def drop_condition(patch: Path) -> str:
     """Return a patch's `Drop-When`."""
-    found = re.search(r"^Drop-When: (.*)$", patch.read_text(), re.MULTILINE)
-    return found[1] if found else "not said"
+    condition = HeaderParser().parsestr(patch.read_text(), headersonly=True)["Drop-When"]
+    return " ".join((condition or "not said").split())
 
 
 def release_number(text: str) -> str:

@@ -11,7 +11,7 @@ import pytest
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 LINES = [f"line_{number} = {number}" for number in range(1, 21)]
-HEADER = "Subject: made up\nDrop-When: line {number} of {file} is negative\n---\n"
+HEADER = "Subject: made up\nDrop-When: line {number}\n of {file} is negative\n---\n"
 
 
 def module(**changed):
