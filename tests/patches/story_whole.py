@@ -13,11 +13,12 @@ import time
 
 import pytest
 import story_release
-from story_release import ARGUMENTS, ERRORS, PACKAGES, REPOSITORY, SERIES, SPECULATION, said
+from story_release import ARGUMENTS, ERRORS, HELP, PACKAGES, REPOSITORY, SERIES, SPECULATION, STORY, TINY, said
 from trees import patches_of
 
 from aerie.checkpoint.tiny import expected_continuation
 
+CONTRACTS = REPOSITORY / "tests/patches/contracts"
 LAYERS = list(ERRORS)
 FULL_PRECISION = ["--dtype", "float32"]
 
@@ -46,12 +47,20 @@ def patched(packages, workshop, tmp_path_factory):
 
 
 @pytest.fixture
-def serve(in_image, story_options):
-    def run(tree, *arguments):
+def python(in_image, story_options):
+    """Run a program; not in the image's environment, but with the Python below it."""
+
+    def run(tree, program, *arguments):
         options = [*tree, *story_options, "-e", "TRITON_INTERPRET=1"]
-        # Not the image's environment: the Python below it.
-        command = ["/usr/bin/python3", "/story/serve.py", *ARGUMENTS, *arguments]
-        return in_image(*command, options=options, check=False, timeout=900)
+        return in_image("/usr/bin/python3", program, *arguments, options=options, check=False, timeout=900)
+
+    return run
+
+
+@pytest.fixture
+def serve(python):
+    def run(tree, *arguments):
+        return python(tree, "/story/serve.py", *ARGUMENTS, *arguments)
 
     return run
 
@@ -93,3 +102,15 @@ def test_greedy_text_is_the_same_without_speculation(serve, whole):
     assert with_drafts["drafts"] > 0
     assert without["drafts"] == 0
     assert with_drafts["texts"] == without["texts"]
+
+
+def test_the_states_and_the_drafters_inputs_are_right(python, whole, capsys):
+    # Beside the contracts that it takes its checks from.
+    programs = ["-v", f"{CONTRACTS}:/contracts:ro", "-v", f"{STORY}/values.py:/story/values.py:ro"]
+    tree = [*whole, *programs, "-e", f"AERIE_TINY={TINY}", "-e", f"PYTHONPATH={HELP}:{PACKAGES}:/contracts"]
+    promised = ["aux-values", "aux-values-first-and-last", "drafter-inputs"]
+    done = python(tree, "/story/values.py", *promised)
+    verdicts = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"contract"')]
+    with capsys.disabled():
+        print("", *verdicts, sep="\n")
+    assert [verdict["contract"] for verdict in verdicts if verdict["holds"]] == promised, done.stderr[-6000:]
