@@ -15,7 +15,7 @@ from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.distributed.parallel_state import ensure_model_parallel_initialized, init_distributed_environment
 from vllm.engine.arg_utils import EngineArgs
 from vllm.model_executor.model_loader import get_model
-from vllm.model_executor.models.registry import ModelRegistry
+from vllm.model_executor.models import registry
 from vllm.platforms import current_platform
 
 if TYPE_CHECKING:
@@ -23,6 +23,10 @@ if TYPE_CHECKING:
 
 TINY = Path(os.environ.get("AERIE_TINY", "/usr/share/aerie/tiny"))
 DEVICE = torch.device(current_platform.device_type)
+
+# The engine looks at each model's class in a process of its own, so that CUDA is not started in this one. Here models
+# are loaded in this one anyway; and a process that imports the engine anew takes many seconds, for each class.
+registry._run_in_subprocess = lambda function: function()
 
 
 def engine_config(drafter: Path | str | None = None, target: Path = TINY / "target", **options: object) -> VllmConfig:
@@ -40,7 +44,7 @@ def engine_config(drafter: Path | str | None = None, target: Path = TINY / "targ
 def known_drafters() -> list[str]:
     """The pair's drafters whose architecture the release has: 0.16.0 has no MLA drafter."""
     architectures = {"drafter-llama": "LlamaForCausalLMEagle3", "drafter-mla": "Eagle3DeepseekV2ForCausalLM"}
-    known = ModelRegistry.get_supported_archs()
+    known = registry.ModelRegistry.get_supported_archs()
     return [drafter for drafter, architecture in architectures.items() if architecture in known]
 
 
