@@ -58,7 +58,7 @@ def compiled(cases: list[Case]) -> Iterator[tuple[Case, list[Launch]]]:
 
 @contract("fp8-kv-fits-sm120")
 def fits() -> str:
-    """Every decode kernel fits sm_120, sm_90 and sm_100; only FP8 on sm_120 has another block than upstream's."""
+    """Every decode kernel fits sm_120, sm_90 and sm_100; only FP8 on sm_120 may be launched in another way."""
     # What fails without the patch comes first.
     cases = [Case(*case) for case in itertools.product((SM_120, SM_90, SM_100), reversed(CACHES), HEADS, PAGES)]
     largest: dict[tuple[int, str], int] = {}
