@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import functools
 import os
+import shutil
 import tempfile
 from contextlib import contextmanager
 from pathlib import Path
@@ -53,9 +55,10 @@ def _one_rank() -> None:
     """Be the only rank; without an accelerator its cache is nothing to empty, as the CPU's worker has it."""
     if not torch.accelerator.is_available():
         torch.accelerator.empty_cache = lambda: None
-    rendezvous = tempfile.NamedTemporaryFile(prefix="aerie-", suffix=".rendezvous", delete=False)  # noqa: SIM115
+    folder = tempfile.mkdtemp(prefix="aerie-rank-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
     backend = getattr(current_platform, "dist_backend", "") or "gloo"
-    init_distributed_environment(1, 0, f"file://{rendezvous.name}", 0, backend)
+    init_distributed_environment(1, 0, f"file://{folder}/rendezvous", 0, backend)
     ensure_model_parallel_initialized(1, 1)
 
 
