@@ -120,10 +120,12 @@ def _copy(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().to("cpu", torch.float32, copy=True)
 
 
-def generate(target: Path, drafter: Path, batches: list[list[str]], **options: Any) -> list[list[Sequence]]:
+def generate(
+    target: Path, drafter: Path, batches: list[list[str]], drafting: dict[str, Any], **options: Any
+) -> list[list[Sequence]]:
     """Start an engine, say the batches' prompts one batch after the other, greedily, and stop it.
 
-    `options` go to vllm.LLM.
+    `drafting` joins the speculative configuration, `options` go to vllm.LLM.
     """
     prepare_process()  # before anything of vLLM's is imported
     from vllm import LLM, SamplingParams  # noqa: PLC0415
@@ -137,7 +139,7 @@ def generate(target: Path, drafter: Path, batches: list[list[str]], **options: A
         gpu_memory_utilization=0.3,
         kv_cache_memory_bytes=2**28,
         seed=0,
-        speculative_config={"method": "eagle3", "model": str(drafter), "num_speculative_tokens": DRAFTS},
+        speculative_config={"method": "eagle3", "model": str(drafter), "num_speculative_tokens": DRAFTS} | drafting,
         **options,
     )
     try:
@@ -177,6 +179,10 @@ def prepare_process() -> None:
         # Once, and before numba is imported: the search for kernels to replace trips over llvmlite's objects.
         platform.register_triton_kernel_overrides()
         platform.register_triton_kernel_overrides = classmethod(lambda _: None)
+    from vllm.model_executor.models import registry  # noqa: PLC0415 - not before the kernels
+
+    # A model's class is looked at in a process of its own, lest CUDA start in this one: many seconds for each class.
+    registry._run_in_subprocess = lambda function: function()
     adapt = platform.check_and_update_config.__func__
 
     @functools.wraps(adapt)

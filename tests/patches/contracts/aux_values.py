@@ -2,8 +2,8 @@
 
 Each contract also compares with a reference that is off by one layer, and by one position, and must see that as wrong.
 
-AERIE_DTYPE (float32) and AERIE_ATTENTION_BACKEND (the platform's choice) say how the target runs; in bfloat16, which is
-what GPUs' MLA kernels take, the tolerance is one of rounding.
+AERIE_DTYPE (float32) and AERIE_ATTENTION_BACKEND (the platform's choice; an MLA drafter's too) say how the engine runs;
+in bfloat16, which is what GPUs' MLA kernels take, the tolerance is one of rounding.
 """
 
 from __future__ import annotations
@@ -56,8 +56,11 @@ class Run:
 def run(drafter: str, layers: tuple[int, ...] | None = None, *, in_chunks: bool = False) -> Run:
     """Run an engine with a drafter of the tiny pair, made to read these layers' inputs, or else vLLM's default."""
     options: dict[str, object] = {"dtype": DTYPE}
+    drafting: dict[str, object] = {}
     if backend := os.environ.get("AERIE_ATTENTION_BACKEND"):
         options["attention_backend"] = backend
+        if "mla" in drafter:
+            drafting["attention_backend"] = backend
     if in_chunks:
         # The second batch begins as the first one's longest prompt does.
         batches = [[LONG, *PROMPTS], [f"{LONG}!", PROMPTS[2] * 3]]
@@ -73,7 +76,7 @@ def run(drafter: str, layers: tuple[int, ...] | None = None, *, in_chunks: bool 
             model = Path(folder)
             (model / "config.json").write_text(json.dumps(config))
             (model / "model.safetensors").symlink_to(TINY / drafter / "model.safetensors")
-        said = generate(TINY / "target", model, batches, **options)
+        said = generate(TINY / "target", model, batches, drafting, **options)
     depth = reference().layers
     return Run(drafter, layers or (2, depth // 2, depth - 3), said)
 
@@ -209,15 +212,18 @@ def verified_context() -> str:
 
     A text of the tiny model hardly shows it: each of its tokens attends to its like.
     """
-    seen = 0
+    pieces = drafts = 0
     for sequence, step in run("drafter-mla", in_chunks=True).steps:
         if step.context is None:
             continue
         begin = step.positions[0]
-        what = "a prompt's rows" if begin < sequence.prompt else "drafts"
+        verifies = begin >= sequence.prompt
+        what = "drafts" if verifies else "a prompt's rows"
         assert step.context == begin, f"{what} from position {begin} see {step.context} tokens before them"
-        seen += begin >= sequence.prompt
-    return f"{seen} times drafts were verified as a prefill, none with a false context"
+        pieces += not verifies
+        drafts += verifies
+    assert pieces + drafts > 0, "MLA had no prefill"
+    return f"{pieces} pieces of prompts and {drafts} times drafts went as a prefill, none with a false context"
 
 
 def beside_plain() -> float:
