@@ -12,7 +12,7 @@ ARG BASE_IMAGE=debian:bookworm-slim
 # The release whose series in patches/ is applied; the wheel must be of it.
 ARG VLLM_VERSION=0.32.0
 # `python3 patches/apply.py --digest patches/<version>`
-ARG PATCHES_DIGEST=sha256:5281f44888c9e12f00fd00d8729f34d66a9570584b508eced37d0654f1c4135d
+ARG PATCHES_DIGEST=sha256:478af22d861c3045d57c5b826e812e2fff72961005282b842862fec571911dc7
 ARG AERIE_VERSION=0.1.0
 # torch.version.cuda of the CUDA flavour, and the first driver that runs it.
 # https://docs.nvidia.com/cuda/archive/13.0.0/cuda-toolkit-release-notes/

@@ -391,8 +391,8 @@ def results(about: dict[str, object], outcomes: list[Outcome]) -> dict[str, obje
 
 def write(path: Path, about: dict[str, object], outcomes: list[Outcome]) -> None:
     """Write what is known so far, and the logs."""
-    path.with_suffix(".json").write_text(json.dumps(results(about, outcomes), indent=1) + "\n")
-    path.with_suffix(".log").write_text("".join(f"=== {o.item.name}: {o.state}\n{o.log}\n" for o in outcomes))
+    path.with_name(f"{path.name}.json").write_text(json.dumps(results(about, outcomes), indent=1) + "\n")
+    path.with_name(f"{path.name}.log").write_text("".join(f"=== {o.item.name}: {o.state}\n{o.log}\n" for o in outcomes))
 
 
 def failed(result: dict[str, list[dict[str, object]]], outcomes: list[Outcome]) -> bool:

@@ -57,7 +57,7 @@ def said(drafter: str | None) -> Said:
         max_model_len=1024,
         max_num_seqs=len(PROMPTS),
         enforce_eager=not gpu,
-        gpu_memory_utilization=0.3,
+        kv_cache_memory_bytes=2**30,  # not what is free: other engines may share the GPU
         disable_log_stats=False,
         seed=0,
         **options,
