@@ -53,9 +53,10 @@ TOLERANCE = 1e-5 if ON_CPU else 2e-2
 @contract("aux-over-pipeline")
 def aux_over_pipeline() -> str:
     """Every aux state, draft and token of two and three stages equals one stage's, for either type of drafter."""
-    assert getattr(deepseek_v2.DeepseekV2Model, "supports_aux_hidden_states_over_pp", False), (
-        "DeepseekV2Model does not hand aux hidden states on from stage to stage"
-    )
+    target = deepseek_v2.DeepseekV2ForCausalLM.__new__(deepseek_v2.DeepseekV2ForCausalLM)
+    torch.nn.Module.__init__(target)
+    target.model = deepseek_v2.DeepseekV2Model
+    eagle3_utils.verify_supports_aux_hidden_states_over_pp(target, "eagle3")  # what a worker asks once all is loaded
     stages = [count for count in SPLITS if count > 1 and (ON_CPU or count <= torch.cuda.device_count())]
     assert stages, "one GPU: give two for two stages"
     worst, compared = 0.0, 0
