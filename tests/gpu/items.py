@@ -289,7 +289,16 @@ def machine(gpus: list[dict[str, str]], series: Path) -> dict[str, object]:
         "date": dt.datetime.now(dt.UTC).date().isoformat(),
         "commit": commit.stdout.strip() or "unknown",
         "series": series_digest(series),
+        "help": ["tests/gpu/older_nccl"] if older_nccl() else [],
     }
+
+
+def older_nccl() -> bool:
+    """Say whether NCCL's wheel is older than the one that vLLM 0.32.0 is built for; `older_nccl/` says what then."""
+    try:
+        return tuple(map(int, version("nvidia-nccl-cu13").split("."))) < (2, 29, 7)
+    except PackageNotFoundError:
+        return False
 
 
 def read_environment(path: Path) -> dict[str, str]:
@@ -301,6 +310,8 @@ def read_environment(path: Path) -> dict[str, str]:
 def program_environment(tree: Path, given: dict[str, str], tiny: Path) -> dict[str, str]:
     """Return the environment of a program that imports vLLM from a tree."""
     python_path = [str(tree), str(REPOSITORY / "src"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    if older_nccl():
+        python_path.insert(0, str(REPOSITORY / "tests/gpu/older_nccl"))
     offline = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "PYTHONUNBUFFERED": "1"}
     if importlib.util.find_spec("flashinfer") is None:
         offline["VLLM_USE_FLASHINFER_SAMPLER"] = "0"

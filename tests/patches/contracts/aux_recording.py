@@ -67,15 +67,20 @@ class Recording:
         self._attention: Any = None
         self.steps: dict[str, list[Step]] = {}
         proposer.propose = self._listen
-        proposer.model.register_forward_hook(self._hear, with_kwargs=True)
+        self._read: tuple[list[int], list[int], torch.Tensor] | None = None
+        proposer.model.register_forward_pre_hook(self._look, with_kwargs=True)
+        proposer.model.register_forward_hook(self._hear)
 
-    def _hear(self, _module: Any, _args: Any, given: dict[str, Any], output: tuple[torch.Tensor, torch.Tensor]) -> None:
+    def _look(self, _module: Any, _args: Any, given: dict[str, Any]) -> None:
+        # Before the pass: on a GPU its norms write into what it was given.
+        self._read = given["input_ids"].tolist(), given["positions"].tolist(), _copy(given["hidden_states"])
+
+    def _hear(self, _module: Any, _args: Any, output: tuple[torch.Tensor, torch.Tensor]) -> None:
         from vllm.forward_context import get_forward_context  # noqa: PLC0415
 
         if not self._forwards:  # the first pass attends as the target did, by its metadata or by its like
             self._attention = next(iter(get_forward_context().attn_metadata.values()))
-        tokens, positions = given["input_ids"].tolist(), given["positions"].tolist()
-        self._forwards.append(Forward(tokens, positions, _copy(given["hidden_states"]), _copy(output[1])))
+        self._forwards.append(Forward(*self._read, _copy(output[1])))
 
     def _listen(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         given = self._signature.bind(*args, **kwargs).arguments

@@ -32,10 +32,10 @@ SAMPLED = [
 
 
 class Said(NamedTuple):
-    """What one engine said: tokens of each greedy prompt, texts of the sampled, and the counters of speculation."""
+    """What one engine said: tokens of each greedy prompt, sampled texts, and the counters of speculation."""
 
     greedy: list[list[int]]
-    sampled: list[str]
+    sampled: list[tuple[SamplingParams, str]]
     drafts: int
     accepted: int
 
@@ -65,13 +65,19 @@ def said(drafter: str | None) -> Said:
     greedy = llm.generate(PROMPTS, GREEDY, use_tqdm=False)
     counters = {metric.name: metric.value for metric in llm.get_metrics() if hasattr(metric, "value")}
     drafts, accepted = (int(counters.get(f"vllm:spec_decode_num_{what}", 0)) for what in ("drafts", "accepted_tokens"))
-    sampled = llm.generate(["?"] * len(SAMPLED), SAMPLED, use_tqdm=False) if drafter else []
-    return Said(
-        [list(output.outputs[0].token_ids) for output in greedy],
-        [output.outputs[0].text for output in sampled],
-        drafts,
-        accepted,
-    )
+    tokens = [list(output.outputs[0].token_ids) for output in greedy]
+    return Said(tokens, sample(llm) if drafter else [], drafts, accepted)
+
+
+def sample(llm: LLM) -> list[tuple[SamplingParams, str]]:
+    """Ask with each sampling alone, and all at once; an engine that says nonsense may not live through the next."""
+    texts: list[tuple[SamplingParams, str]] = []
+    for batch in (*([parameters] for parameters in SAMPLED), SAMPLED):
+        outputs = llm.generate(["?"] * len(batch), batch, use_tqdm=False)
+        texts += [(parameters, output.outputs[0].text) for parameters, output in zip(batch, outputs, strict=True)]
+        if any(text != expected_continuation("?", TOKENS) for _, text in texts):
+            break
+    return texts
 
 
 def equal_to_none(drafter: str) -> str:
@@ -98,7 +104,7 @@ def llama_drafter() -> str:
 @contract("sampled-speculation")
 def sampled() -> str:
     """A sampled text is what the model says, also beside greedy requests."""
-    for parameters, text in zip(SAMPLED, said("mla").sampled, strict=True):
+    for parameters, text in said("mla").sampled:
         assert text == expected_continuation("?", TOKENS), (
             f"not what the model says, at temperature {parameters.temperature}: {text!r}"
         )
