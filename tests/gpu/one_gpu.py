@@ -21,7 +21,19 @@ SPECULATION = f"{CONTRACTS}/speculation.py"
 
 ITEMS = [
     Item("speculation", SPECULATION, ("speculation-equals-none", "sampled-speculation")),
-    Item("aux_values", f"{CONTRACTS}/aux_values.py", environment=BF16),
+    # Without verified-context: verified drafts are decodes to FLASH_ATTN_MLA.
+    Item(
+        "aux_values",
+        f"{CONTRACTS}/aux_values.py",
+        (
+            "aux-values",
+            "aux-values-first-and-last",
+            "aux-values-chunked-prefill",
+            "aux-values-prefix-cache",
+            "drafter-inputs",
+        ),
+        environment=BF16,
+    ),
     Item(
         "aux_values_triton",
         f"{CONTRACTS}/aux_values.py",

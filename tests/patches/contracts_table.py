@@ -147,15 +147,16 @@ class Table:
         return f"patched: {', '.join(f'`{patch}`' for patch in patches)}" if patches else "upstream"
 
 
-def gpu_proofs(recorded: Path) -> dict[str, list[str]]:
-    """For each contract, the GPUs that it held on, from the recorded results of tests/gpu."""
-    proofs: dict[str, list[str]] = {}
-    for path in sorted(recorded.glob("*.json")):
+def gpu_proofs(recorded: Path) -> dict[str, str]:
+    """For each contract, the GPU that it held on when it last ran there, from the recorded results of tests/gpu."""
+    last: dict[str, tuple[str, bool]] = {}
+    for path in sorted(recorded.glob("*.json")):  # their names begin with the date
         result = json.loads(path.read_text())
-        for item in result["contracts"]:
-            if item["holds"]:
-                proofs.setdefault(item["contract"], []).append(result["gpu"])
-    return proofs
+        held: dict[str, list[bool]] = {}
+        for verdict in result["contracts"]:
+            held.setdefault(verdict["contract"], []).append(verdict["holds"])
+        last |= {contract: (result["gpu"], all(verdicts)) for contract, verdicts in held.items()}
+    return {contract: gpu for contract, (gpu, holds) in last.items() if holds}
 
 
 def render(table: Table, recorded: Path) -> str:
@@ -170,7 +171,7 @@ def render(table: Table, recorded: Path) -> str:
         for release in table.releases:
             places = list(row.proofs.get(release, {}))
             if release == table.default:
-                places += sorted(set(gpus.get(row.name, [])))
+                places += [gpus[row.name]] if row.name in gpus else []
             line += [table.state(row, release), ", ".join(places)]
         lines.append(line)
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
