@@ -44,6 +44,11 @@ def patch_files(series_dir: Path) -> list[Path]:
     return files
 
 
+def changed_files(patch: Path) -> list[str]:
+    """Return the files that a patch changes, in its order, relative to site-packages."""
+    return re.findall(r"^\+\+\+ b/(\S+)", patch.read_text(), re.MULTILINE)
+
+
 def series_digest(series_dir: Path) -> str:
     """Return the `sha256:` digest of a series: its names in order and each patch's content, without its comments.
 
@@ -103,7 +108,16 @@ def _patch(directory: str, patch: Path, *options: str) -> subprocess.CompletedPr
     try:
         return subprocess.run(
             # --force: ask nothing, and do not take a patch that looks reversed for one.
-            ["patch", "-p1", "--fuzz=0", "--force", "--no-backup-if-mismatch", "--input", str(patch), *options],
+            [
+                "patch",
+                "-p1",
+                "--fuzz=0",
+                "--force",
+                "--no-backup-if-mismatch",
+                "--input",
+                str(patch.resolve()),
+                *options,
+            ],
             cwd=directory,
             env={"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C"},
             stdout=subprocess.PIPE,

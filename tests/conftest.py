@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
+from series import changed_files, patch_files
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 RELEASE = re.search(r"^ARG VLLM_VERSION=(\S+)$", (REPOSITORY / "Dockerfile").read_text(), re.MULTILINE)[1]
@@ -46,13 +47,7 @@ def series() -> Path:
 @pytest.fixture(scope="session")
 def patched_files() -> dict[str, list[str]]:
     """For each patch of the series, in order, the files that it changes, relative to site-packages."""
-    names = [line for line in (SERIES / "series").read_text().split("\n") if line and not line.startswith("#")]
-    return {
-        name: [
-            line.removeprefix("+++ b/") for line in (SERIES / name).read_text().split("\n") if line.startswith("+++ b/")
-        ]
-        for name in names
-    }
+    return {patch.name: changed_files(patch) for patch in patch_files(SERIES)}
 
 
 @pytest.fixture(scope="session")

@@ -29,7 +29,7 @@ from table import table
 REPOSITORY = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(REPOSITORY / "patches"))
 
-from series import PatchError, patch_files, series_digest  # noqa: E402
+from series import PatchError, changed_files, patch_files, series_digest  # noqa: E402
 
 CONTRACTS = "tests/patches/contracts"
 PACKAGES = ("vllm", "torch", "triton", "transformers", "nvidia-nccl-cu13")
@@ -207,14 +207,7 @@ def engine_trees(series: Path, scratch: Path) -> dict[bool, Path]:
         raise PatchError("vLLM is not installed here: run this where it is, or put its parent directory on PYTHONPATH")
     installed = Path(spec.submodule_search_locations[0])
     patches = patch_files(series)
-    changed = sorted(
-        {
-            line.removeprefix("+++ b/").split("\t")[0].strip()
-            for patch in patches
-            for line in patch.read_text().splitlines()
-            if line.startswith("+++ b/")
-        }
-    )
+    changed = sorted({file for patch in patches for file in changed_files(patch)})
     trees = {}
     for number, reverse in enumerate((False, True)):
         files = scratch / f"files-{number}"
@@ -243,7 +236,10 @@ def apply(patches: list[Path], directory: Path, *, reverse: bool) -> str | None:
     """Apply patches, or take them out; return what patch(1) says if one is refused."""
     for patch in reversed(patches) if reverse else patches:
         done = subprocess.run(
-            ["patch", "-p1", "--fuzz=0", "--force", *(["--reverse"] if reverse else []), "--input", str(patch)],
+            [
+                "patch", "-p1", "--fuzz=0", "--force", *(["--reverse"] if reverse else []),
+                "--input", str(patch.resolve()),
+            ],
             cwd=directory, capture_output=True, text=True, check=False,
         )  # fmt: skip
         if done.returncode != 0:
@@ -407,7 +403,11 @@ def write(path: Path, about: dict[str, object], outcomes: list[Outcome]) -> None
 
 
 def failed(result: dict[str, list[dict[str, object]]], outcomes: list[Outcome]) -> bool:
-    """Say whether an item gave no verdict, or one that it must not give."""
-    mute = any(not outcome.verdicts and outcome.measured is None for outcome in outcomes)
+    """Say whether an item did not come to its end, or gave a verdict that it must not give."""
+    for outcome in outcomes:
+        if missing := outcome.item.unpatched.keys() - {str(verdict["contract"]) for verdict in outcome.verdicts}:
+            return bool(missing)
+        if not outcome.item.unpatched and outcome.state != "exit status 0":
+            return True
     broken = any(not verdict["holds"] for verdict in result["contracts"])
-    return mute or broken or not all(verdict["broken_as_expected"] for verdict in result["unpatched"])
+    return broken or not all(verdict["broken_as_expected"] for verdict in result["unpatched"])

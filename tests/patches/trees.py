@@ -5,11 +5,12 @@ A tree is the options of a `docker run` that mount the files of the package that
 
 from __future__ import annotations
 
-import io
+import os
 import subprocess
-import tarfile
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from series import changed_files, patch_files
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -18,13 +19,13 @@ if TYPE_CHECKING:
 
 def patches_of(series: Path) -> dict[str, list[str]]:
     """For each patch of a series, in order, by its name without `.patch`: the files that it changes."""
-    names = [line for line in (series / "series").read_text().split("\n") if line and not line.startswith("#")]
-    return {
-        name.removesuffix(".patch"): [
-            line.removeprefix("+++ b/") for line in (series / name).read_text().split("\n") if line.startswith("+++ b/")
-        ]
-        for name in names
-    }
+    return {patch.stem: changed_files(patch) for patch in patch_files(series)}
+
+
+def apply(patch: Path, folder: Path, *options: str) -> None:
+    """Apply a patch to the files in a folder, which git must not take for a part of a repository around it."""
+    environment = os.environ | {"GIT_CEILING_DIRECTORIES": str(folder.parent)}
+    subprocess.run(["git", "apply", *options, str(patch)], cwd=folder, env=environment, check=True)
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ class Source:
             (folder / file).write_bytes((self.wheel / file).read_bytes())
         for name in patches:
             if name in applied:
-                subprocess.run(["git", "apply", str(self.series / f"{name}.patch")], cwd=folder, check=True)
+                apply(self.series / f"{name}.patch", folder)
         mounts = [["-v", f"{folder / file}:{self.root}/{file}:ro"] for file in files]
         return [*self.options, *(option for mount in mounts for option in mount)]
 
@@ -66,8 +67,7 @@ def image_source(series: Path, image: str, folder: Path) -> Source:
     files = sorted({file for changed in patches.values() for file in changed})
     read = ["docker", "run", "--rm", "--no-healthcheck", "--entrypoint", "tar", image, "-C", root, "-cf", "-", *files]
     archive = subprocess.run(read, capture_output=True, check=True).stdout
-    with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
-        tar.extractall(folder, filter="data")
+    subprocess.run(["tar", "-C", folder, "-xf", "-"], input=archive, check=True)
     for name in reversed(patches):
-        subprocess.run(["git", "apply", "--reverse", str(series / f"{name}.patch")], cwd=folder, check=True)
+        apply(series / f"{name}.patch", folder, "--reverse")
     return Source(series, root, patched=True, wheel=folder)

@@ -151,4 +151,15 @@ def test_the_table_shows_every_verdict_and_every_item_without_one(run):
     assert "| `lost` (thing) | unpatched | broken, as expected |" in shown
     assert items.failed(result, outcomes)
     assert not items.failed(items.results(about, outcomes[:0]), [])
+    for text, unpatched in (
+        ("raise SystemExit(1)", {}),
+        ("", {"lost": "gone"}),
+        (VERDICTS.replace("false", "true"), {}),
+    ):
+        outcomes = [run(text, unpatched=unpatched)]
+        assert items.failed(items.results(about, outcomes), outcomes), text
+    fine = [run(VERDICTS.replace("false", "true").replace("SystemExit(1)", "SystemExit(0)"))]
+    assert not items.failed(items.results(about, fine), fine)
+    fine = [run(VERDICTS, unpatched={"lost": "gone", "kept": "1 of 1"})]
+    assert items.failed(items.results(about, fine), fine)
     assert json.loads(json.dumps(result)) == result

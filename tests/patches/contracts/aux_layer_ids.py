@@ -117,7 +117,7 @@ def set_by_v1(config: VllmConfig) -> None:
     runner._get_eagle3_aux_layers_from_config = lambda: GPUModelRunner._get_eagle3_aux_layers_from_config(runner)
     if hasattr(GPUModelRunner, "_setup_eagle3_aux_hidden_state_outputs"):
         GPUModelRunner._setup_eagle3_aux_hidden_state_outputs(runner)
-    else:  # 0.16.0 does it amid load_model
+    else:  # 0.16.0 does it amid load_model, which these two lines stand for
         ids = runner._get_eagle3_aux_layers_from_config() or target().get_eagle3_aux_hidden_state_layers()
         target().set_aux_hidden_state_layers(ids)
 
@@ -132,8 +132,10 @@ RUNNERS = {"V1": set_by_v1} | ({"V2": set_by_v2} if set_eagle3_aux_hidden_state_
 
 def layers_on(runner: str, config: VllmConfig) -> tuple[int, ...]:
     """The layers that the target's decoder has after the runner set them."""
+    decoder = target().get_language_model().model
+    decoder.aux_hidden_state_layers = ()  # what was set before must not pass for what is set now
     RUNNERS[runner](config)
-    return tuple(target().get_language_model().model.aux_hidden_state_layers)
+    return tuple(decoder.aux_hidden_state_layers)
 
 
 @contract("aux-layer-ids")

@@ -174,7 +174,7 @@ def accepted_rows(sequence: Sequence, step: Step) -> list[int]:
 
 @contract("aux-values")
 def aux_values() -> str:
-    """The auxiliary states are transformers', of prompts and of verified drafts, in a batch of unequal lengths."""
+    """The auxiliary states equal transformers', of prompts and of verified drafts, in a batch of unequal lengths."""
     plain = run("drafter-mla")
     return f"{DTYPE}, {check_aux(plain)}; {covered(plain)}"
 

@@ -89,7 +89,7 @@ def capture(config: VllmConfig, tokens: int) -> None:
 
 @contract("dcp-with-speculation")
 def dcp_with_speculation() -> str:
-    """With DCP and speculation the engine chooses a graph mode whose capture TRITON_MLA stands; else full graphs."""
+    """With DCP and speculation the engine takes piecewise graphs, which TRITON_MLA can capture; otherwise full ones."""
     expected = {
         (1, 1): CUDAGraphMode.FULL_AND_PIECEWISE,
         (1, 4): CUDAGraphMode.FULL_AND_PIECEWISE,

@@ -45,7 +45,7 @@ def large_chip() -> Chip:
 
 @contract("decode-kernel-values")
 def values() -> str:
-    """Output and log-sum-exp are float64's, for every head count, page size, cache type, and also FP8 on each chip."""
+    """Output and log-sum-exp agree with float64, for every head count, page size and cache type, FP8 on each chip."""
     small, large = load(SM_120), load(large_chip())
     launched = [(small, TYPE), (small, torch.float8_e4m3fn), (large, torch.float8_e4m3fn)]
     worst = 0.0

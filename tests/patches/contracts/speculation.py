@@ -73,7 +73,11 @@ def sample(llm: LLM) -> list[tuple[SamplingParams, str]]:
     """Ask with each sampling alone, and all at once; an engine that says nonsense may not live through the next."""
     texts: list[tuple[SamplingParams, str]] = []
     for batch in (*([parameters] for parameters in SAMPLED), SAMPLED):
-        outputs = llm.generate(["?"] * len(batch), batch, use_tqdm=False)
+        try:
+            outputs = llm.generate(["?"] * len(batch), batch, use_tqdm=False)
+        except Exception as error:  # noqa: BLE001 - what an engine dies of is what it said
+            texts.append((batch[0], f"{type(error).__name__}: {error}"))
+            break
         texts += [(parameters, output.outputs[0].text) for parameters, output in zip(batch, outputs, strict=True)]
         if any(text != expected_continuation("?", TOKENS) for _, text in texts):
             break
@@ -104,6 +108,7 @@ def llama_drafter() -> str:
 @contract("sampled-speculation")
 def sampled() -> str:
     """A sampled text is what the model says, also beside greedy requests."""
+    assert said("mla").drafts > 0, "the drafter never drafted"
     for parameters, text in said("mla").sampled:
         assert text == expected_continuation("?", TOKENS), (
             f"not what the model says, at temperature {parameters.temperature}: {text!r}"

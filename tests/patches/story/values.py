@@ -19,10 +19,10 @@ DRAFTER = "drafter-llama"
 class Recording(aux_recording.Recording):
     """Listens to a drafter that is given embeddings instead of tokens, and looks up what was embedded."""
 
-    def _hear(self, module: Any, args: Any, given: dict[str, Any], output: Any) -> None:
+    def _look(self, module: Any, args: Any, given: dict[str, Any]) -> None:
         if given["input_ids"] is None:
             given = given | {"input_ids": self._runner.drafter.input_ids[: len(given["positions"])]}
-        super()._hear(module, args, given, output)
+        super()._look(module, args, given)
 
 
 aux_recording.Recording = Recording
@@ -33,7 +33,7 @@ aux_values.generate = functools.partial(
 
 @contract("aux-values")
 def values() -> str:
-    """The auxiliary states are transformers', of prompts and of verified drafts, in a batch of unequal lengths."""
+    """The auxiliary states equal transformers', of prompts and of verified drafts, in a batch of unequal lengths."""
     plain = aux_values.run(DRAFTER)
     return f"{aux_values.check_aux(plain)}; {aux_values.covered(plain)}"
 
