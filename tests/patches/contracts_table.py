@@ -1,6 +1,6 @@
 """The table of contracts: read from `contracts.toml`, and shown in `docs/patches.md`.
 
-`PYTHONPATH=patches python3 tests/patches/contracts_table.py` writes the page's table anew; `test_contracts.py` compares.
+`PYTHONPATH=patches python3 tests/patches/contracts_table.py` writes the page's table anew; a test compares.
 """
 
 from __future__ import annotations
