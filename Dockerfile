@@ -12,7 +12,7 @@ ARG BASE_IMAGE=debian:bookworm-slim
 # The release whose series in patches/ is applied; the wheel must be of it.
 ARG VLLM_VERSION=0.32.0
 # `python3 patches/apply.py --digest patches/<version>`
-ARG PATCHES_DIGEST=sha256:4e18c0f47875f5e4e58d894b0347de48b4143369291ad699673933560e220f48
+ARG PATCHES_DIGEST=sha256:5db52a9545af87dd0e57c2480cef485b18b59602a17199f18b150a00a945de1a
 ARG AERIE_VERSION=0.1.0
 # torch.version.cuda of the CUDA flavour, and the first driver that runs it.
 # https://docs.nvidia.com/cuda/archive/13.0.0/cuda-toolkit-release-notes/

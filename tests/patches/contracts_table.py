@@ -110,6 +110,19 @@ class Table:
         """What proves all contracts here: each program once for each release and place."""
         return list(self._grouped(self.rows))
 
+    def run_without(self, without: Without) -> Run:
+        """The run that shows it, together with what else breaks there without that patch."""
+        patch, place = (without.release, without.patch), without.place
+        program = self.program(without.contract, without.release, place)
+        contracts = tuple(
+            other.contract
+            for other in self.without
+            if (other.release, other.patch) == patch
+            and other.place == place
+            and self.program(other.contract, other.release, place) == program
+        )
+        return Run(without.release, place, program, contracts)
+
     def upstream_runs(self) -> list[Run]:
         """What shows that contracts hold without any patch, where no patch claims them: on the path that ships."""
         for_release = {

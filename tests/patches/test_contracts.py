@@ -104,8 +104,8 @@ def test_contracts_hold(run, verdicts):
 @pytest.mark.parametrize("without", TABLE.without, ids=str)
 def test_a_contract_breaks_without_the_patch(without, verdicts):
     applied = [name for name in TABLE.patches(without.release) if name != without.patch]
-    program = TABLE.program(without.contract, without.release, without.place)
-    found, output = verdicts(without.release, applied, without.place, program, [without.contract])
+    run = TABLE.run_without(without)
+    found, output = verdicts(run.release, applied, run.place, run.program, run.contracts)
     assert without.contract in found, output[-8000:]
     assert not found[without.contract]["holds"], found
     # The reason of an engine that does not start stands in its output.
