@@ -18,7 +18,7 @@ UNPATCH = """
 set -e
 cd /opt/venv/lib/python3.11/site-packages
 for name in $(grep -v '^#' /usr/share/aerie/patches/series | tac); do
-  patch --reverse -p1 --silent --fuzz=0 < "/usr/share/aerie/patches/$name"
+  patch --reverse -p1 --silent --fuzz=0 --no-backup-if-mismatch < "/usr/share/aerie/patches/$name"
 done
 """
 APPLY = 'python3 /patches/apply.py "/given/$0" --site-packages "$PWD" --overlay /overlay'
