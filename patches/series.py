@@ -44,6 +44,14 @@ def patch_files(series_dir: Path) -> list[Path]:
     return files
 
 
+def pinned_series() -> Path:
+    """Return the directory of the series that the Dockerfile's release takes."""
+    patches = Path(__file__).resolve().parent
+    version = re.search(r"^ARG VLLM_VERSION=(\S+)$", (patches.parent / "Dockerfile").read_text(), re.MULTILINE)
+    assert version is not None, "the Dockerfile has no ARG VLLM_VERSION="  # noqa: S101 - not a matter of input
+    return patches / version[1]
+
+
 def changed_files(patch: Path) -> list[str]:
     """Return the files that a patch changes, in its order, relative to site-packages."""
     return re.findall(r"^\+\+\+ b/(\S+)", patch.read_text(), re.MULTILINE)

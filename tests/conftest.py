@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
-from series import changed_files, patch_files
+from series import changed_files, patch_files, pinned_series
 
-REPOSITORY = Path(__file__).resolve().parents[1]
-RELEASE = re.search(r"^ARG VLLM_VERSION=(\S+)$", (REPOSITORY / "Dockerfile").read_text(), re.MULTILINE)[1]
-SERIES = REPOSITORY / "patches" / RELEASE
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SERIES = pinned_series()
 
 # As compose.yaml runs the service, and without a network: nothing in the image may need one.
 SERVICE_OPTIONS = [

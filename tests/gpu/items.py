@@ -29,7 +29,7 @@ from table import table
 REPOSITORY = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(REPOSITORY / "patches"))
 
-from series import PatchError, changed_files, patch_files, series_digest  # noqa: E402
+from series import PatchError, changed_files, patch_files, pinned_series, series_digest  # noqa: E402
 
 CONTRACTS = "tests/patches/contracts"
 PACKAGES = ("vllm", "torch", "triton", "transformers", "nvidia-nccl-cu13")
@@ -336,7 +336,7 @@ def run(description: str, items: list[Item]) -> int:
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("gpu-results"), help="directory for NAME.json and NAME.log")
     parser.add_argument("--name", default=Path(sys.argv[0]).stem, help="of the files (default: %(default)s)")
-    parser.add_argument("--series", type=Path, default=REPOSITORY / "patches" / "0.32.0", help="patches to prove")
+    parser.add_argument("--series", type=Path, default=pinned_series(), help="patches to prove")
     parser.add_argument("--only", nargs="+", metavar="ITEM", default=[item.name for item in items])
     parser.add_argument("--within", type=float, default=570, metavar="SECONDS", help="for everything (%(default)s)")
     parser.add_argument("--env-file", type=Path, help="variables for every program, as config/nccl-pcie.env")

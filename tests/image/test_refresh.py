@@ -88,6 +88,12 @@ def test_a_series_that_applies_is_reported_patch_by_patch(refresh, release, seri
     assert done.stdout.splitlines()[-1] == "3 of 3 patches apply."
 
 
+def test_the_series_may_be_named_from_where_one_stands(refresh, release, series):
+    release("1.1", one=module(), two=module())
+    done = refresh("1.1", series="given/1.0")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 def test_a_place_further_down_is_reported(refresh, release, series):
     release("1.1", one="# new\n# new\n" + module(), two=module())
     done = refresh("1.1")

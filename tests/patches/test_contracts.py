@@ -88,6 +88,10 @@ def test_a_patch_names_the_contracts_that_break_without_it():
             assert named == proven, f"{release}/{patch}"
 
 
+def test_the_default_release_is_the_one_that_the_image_ships(series):
+    assert TABLE.default == series.name
+
+
 def test_no_contract_rests_on_a_runner_that_does_not_ship():
     for row in TABLE.rows:
         places = row.proofs.get(TABLE.default, {})
