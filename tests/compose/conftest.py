@@ -50,7 +50,7 @@ class Project:
 def project(tmp_path: Path) -> Iterator[Project]:
     """A fresh clone, whose containers, network and volumes are removed in the end."""
     directory = tmp_path / "clone"
-    for name in ("compose.yaml", "compose.cpu.yaml", ".env.example", "secrets/README.md"):
+    for name in ("compose.yaml", "compose.cpu.yaml", ".env.example", "secrets/README.md", "kernel-log/README.md"):
         (directory / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(REPOSITORY / name, directory / name)
     shutil.copytree(REPOSITORY / "config", directory / "config")
