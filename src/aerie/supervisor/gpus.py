@@ -1,0 +1,68 @@
+"""What the driver's management library (NVML) shows of the GPUs that the engine may use; all empty without one."""
+
+import functools
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+try:
+    import pynvml
+except ImportError:  # only the image for GPUs has it
+    pynvml = None
+
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
+_CONTEXTS = 512 * 2**20  # bytes a GPU that other programs' contexts may come to hold while an engine runs
+
+
+def used_bytes() -> tuple[int, ...]:
+    """Return the memory in use on each visible GPU, whoever uses it; () where no GPU can be asked."""
+    return _each(lambda gpu: int(pynvml.nvmlDeviceGetMemoryInfo(gpu).used))
+
+
+def busy_percent() -> tuple[int, ...]:
+    """Return the share of the last sampling period (up to a second) in which any kernel ran, on each visible GPU.
+
+    A kernel that waits for another rank counts as running. () where no GPU can be asked, or one that is cut by MIG.
+    """
+    return _each(lambda gpu: int(pynvml.nvmlDeviceGetUtilizationRates(gpu).gpu))
+
+
+def released(baseline: Sequence[int]) -> bool:
+    """Return whether the GPUs hold no more than in `baseline`, a `used_bytes()` from before the engine started.
+
+    GPUs that cannot be asked any more hold nothing that waiting could bring back: True.
+    """
+    return all(now <= before + _CONTEXTS for before, now in zip(baseline, used_bytes(), strict=False))
+
+
+def _each(ask: Callable[[Any], int]) -> tuple[int, ...]:
+    if pynvml is None:
+        return ()
+    try:
+        _connect()
+        return tuple(ask(gpu) for gpu in _visible(os.environ))
+    except pynvml.NVMLError:
+        return ()
+
+
+@functools.cache
+def _connect() -> None:
+    """Start the library once: that takes up to seconds a GPU, and a failure, which is not kept, is tried again."""
+    pynvml.nvmlInit()
+
+
+def _visible(environment: Mapping[str, str]) -> list[Any]:
+    """Return the handles of the GPUs that `CUDA_VISIBLE_DEVICES` names by number or identifier; all where it is unset.
+
+    The numbers are NVML's own, in the order of the PCI bus, as vLLM takes them.
+    """
+    chosen = environment.get(_VISIBLE)
+    if chosen is None:
+        return [pynvml.nvmlDeviceGetHandleByIndex(number) for number in range(pynvml.nvmlDeviceGetCount())]
+    names = [name.strip() for name in chosen.split(",") if name.strip()]
+    return [
+        pynvml.nvmlDeviceGetHandleByIndex(int(name))
+        if name.isdigit()
+        else pynvml.nvmlDeviceGetHandleByUUID(name.encode())
+        for name in names
+    ]

@@ -1,0 +1,85 @@
+"""The GPUs through a stand-in for NVML: no machine that runs these tests needs one."""
+
+import pytest
+
+from aerie.supervisor import gpus
+
+GIB = 2**30
+
+
+class Nvml:
+    class NVMLError(Exception):
+        pass
+
+    def __init__(self, used, *, broken=False):
+        self.used, self.broken, self.starts = used, broken, 0
+
+    def nvmlInit(self):
+        self.starts += 1
+        if self.broken:
+            raise self.NVMLError
+
+    def nvmlDeviceGetCount(self):
+        return len(self.used)
+
+    def nvmlDeviceGetHandleByIndex(self, number):
+        if number >= len(self.used):
+            raise self.NVMLError
+        return number
+
+    def nvmlDeviceGetHandleByUUID(self, name):
+        return int(name.decode().removeprefix("GPU-"))
+
+    def nvmlDeviceGetMemoryInfo(self, gpu):
+        return type("Memory", (), {"used": self.used[gpu]})
+
+    def nvmlDeviceGetUtilizationRates(self, gpu):
+        return type("Rates", (), {"gpu": 100 * (self.used[gpu] > 0)})
+
+
+@pytest.fixture
+def nvml(monkeypatch):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+    def install(*used, **options):
+        gpus._connect.cache_clear()
+        library = Nvml(list(used), **options)
+        monkeypatch.setattr(gpus, "pynvml", library)
+        return library
+
+    yield install
+    gpus._connect.cache_clear()
+
+
+def test_without_the_library_there_is_no_gpu(monkeypatch):
+    monkeypatch.setattr(gpus, "pynvml", None)
+    assert gpus.used_bytes() == gpus.busy_percent() == ()
+    assert gpus.released(())
+
+
+def test_a_driver_that_comes_late_is_found(nvml):
+    library = nvml(GIB, broken=True)
+    assert gpus.used_bytes() == ()
+    library.broken = False
+    assert gpus.used_bytes() == (GIB,)
+    assert gpus.busy_percent() == (100,)
+    assert library.starts == 2, "starting the library takes long: once is enough"
+
+
+@pytest.mark.parametrize(
+    ("visible", "seen"),
+    [("2,0", (3, 1)), ("GPU-1", (2,)), ("", ()), ("1, GPU-0", (2, 1)), ("7", ())],
+)
+def test_only_what_the_engine_may_use_counts(nvml, monkeypatch, visible, seen):
+    nvml(1, 2, 3)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert gpus.used_bytes() == seen
+
+
+def test_released_is_what_was_there_before_and_some_contexts(nvml):
+    library = nvml(GIB, 2 * GIB)
+    baseline = gpus.used_bytes()
+    library.used = [GIB, 80 * GIB]
+    assert not gpus.released(baseline)
+    library.used = [GIB + GIB // 4, 2 * GIB]
+    assert gpus.released(baseline)
