@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from aerie.auth import read_keys
+from aerie.engine_metrics import Speculation, read_metrics
 from aerie.gate.http import UnreachableError, request
-from aerie.speculation import Speculation, read_counters
 
 _QUOTED = 300  # characters of a refusal
 _TIMEOUT = 300.0  # seconds; a first answer may compile kernels
@@ -64,7 +64,7 @@ def _call(url: str, headers: dict[str, str], body: Any = None) -> Any:
 
 
 def _counters(url: str) -> Speculation | None:
-    return read_counters(request(f"{url}/metrics", _TIMEOUT)[1])
+    return read_metrics(request(f"{url}/metrics", _TIMEOUT)[1]).speculation
 
 
 def _describe(answer: dict[str, Any]) -> str:

@@ -10,6 +10,7 @@ COUNTERS = (
     'vllm:spec_decode_num_drafts_total{{engine="0"}} {0}\n'
     'vllm:spec_decode_num_draft_tokens_total{{engine="0"}} {1}\n'
     'vllm:spec_decode_num_accepted_tokens_total{{engine="0"}} {2}\n'
+    'vllm:spec_decode_num_accepted_tokens_per_pos_total{{engine="0",position="0"}} {2}\n'
 )
 
 
@@ -54,7 +55,9 @@ def test_json_holds_the_same(engine, keys_file, capsys):
     assert ask(engine, keys_file, "--json") == 0
     answer = json.loads(capsys.readouterr().out)
     assert (answer["model"], answer["answer"], answer["finish_reason"]) == ("kimi", "Aerie serves.", "length")
-    assert answer["speculation"]["request"] == {"drafts": 4, "draft_tokens": 12, "accepted_tokens": 10}
+    assert answer["speculation"]["request"] == {
+        "drafts": 4, "draft_tokens": 12, "accepted_tokens": 10, "accepted_by_position": [10],
+    }  # fmt: skip
     assert answer["speculation"]["total"]["drafts"] == 14
 
 
