@@ -28,8 +28,8 @@ from aerie.supervisor.state import (
     Exit,
     Held,
     Phase,
+    Progressed,
     Refused,
-    Said,
     Started,
     State,
     StopAsked,
@@ -104,7 +104,7 @@ class _Service:
 
     def snapshot(self) -> dict[str, Any]:
         """Return the state as everybody else sees it."""
-        return to_json(self._state, self._versions)
+        return to_json(self._state, self._versions, os.getpid())
 
     def _dispatch(self, event: Event) -> None:
         before, self._state = self._state, reduce(self._state, event, _now())
@@ -175,7 +175,7 @@ class _Service:
 
         def on_output(data: bytes) -> None:
             report = reader.feed(data)
-            self._dispatch(Said(report.step, report.fraction, report.last_line, report.error))
+            self._dispatch(Progressed({"phase": report.step, "fraction": report.fraction}, report.last_line))
 
         process = Engine(command, environment, self._reaper, on_output)
         self._dispatch(Started(process.pid))
@@ -197,7 +197,8 @@ class _Service:
         await kill_descendants()
         await process.output_copied(_LAST_OUTPUT)
         status = await process.ended
-        self._dispatch(Ended(status, reader.report.error))
+        how = str(Exit.of(status, _now()))
+        self._dispatch(Ended(f"{how}: {reader.report.error}" if reader.report.error else how, status))
         return status
 
     async def _publish(self) -> None:

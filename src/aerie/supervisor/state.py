@@ -1,5 +1,6 @@
 """The service's state as a pure reducer: `reduce(state, event, at)` is the only place where a phase changes."""
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
@@ -8,7 +9,7 @@ from typing import Any
 
 from aerie.speculation import Speculation
 
-SCHEMA = 1
+SCHEMA = 2
 BACK_OFF = (timedelta(seconds=10), timedelta(seconds=60), timedelta(seconds=300))
 FORGIVEN_AFTER = timedelta(minutes=10)  # of being ready without a break, then the back-off starts from its first rung
 USAGE_ERROR = 2  # argparse's exit code: starting again with the same arguments cannot help
@@ -51,23 +52,39 @@ class Exit:
 
 
 @dataclass(frozen=True)
+class Serving:
+    """How busy a ready engine is: requests, the used part of the KV cache (0 to 1), tokens a second."""
+
+    requests_running: int
+    requests_waiting: int
+    kv_cache_usage: float
+    generation_tokens_per_second: float
+    prompt_tokens_per_second: float
+
+
+@dataclass(frozen=True)
 class State:
-    """Everything the status page, the gate and the probe know."""
+    """Everything the status page, the gate and the probe know.
+
+    `start` and `diagnosis` have the form of `aerie.startup`'s and `aerie.diagnosis`' own JSON; the diagnosis has `at`
+    and `report` besides.
+    """
 
     since: datetime
     model: str = ""
     phase: Phase = Phase.STARTING
-    step: str = ""
-    progress: float | None = None
     reason: str | None = None
+    start: Mapping[str, Any] | None = None
     pid: int | None = None
     starts: int = 0
     started: datetime | None = None
     exit: Exit | None = None
-    last_error: str | None = None
+    diagnosis: Mapping[str, Any] | None = None
     last_line: str = ""
     next_start: datetime | None = None
     failures: int = 0
+    hangs: int = 0
+    serving: Serving | None = None
     speculation: Speculation | None = None
 
 
@@ -79,13 +96,11 @@ class Started:
 
 
 @dataclass(frozen=True)
-class Said:
-    """The engine wrote something; the fields are those of `aerie.startup.Report`."""
+class Progressed:
+    """How far the start is, in the form of `aerie.startup.Start.to_json()`, and the last line the engine wrote."""
 
-    step: str
-    progress: float | None
+    start: Mapping[str, Any]
     last_line: str
-    error: str | None
 
 
 @dataclass(frozen=True)
@@ -98,28 +113,39 @@ class Served:
     """The readiness check passed, or `/health` said 200 again afterwards."""
 
     speculation: Speculation | None
+    serving: Serving | None = None
 
 
 @dataclass(frozen=True)
 class Refused:
-    """The engine lives but cannot be used, for this reason."""
+    """The engine lives but cannot be used, or is about to be ended, for this reason."""
 
     reason: str
 
 
 @dataclass(frozen=True)
 class Ended:
-    """The engine's processes are gone; the first ended with this `os.waitstatus_to_exitcode`, after this error."""
+    """The engine is no more.
 
-    status: int
-    error: str | None = None
+    `reason` says how in one line; `status` is the first process' `os.waitstatus_to_exitcode`, None where the supervisor
+    ended it for what had become of the others.
+    """
+
+    reason: str
+    status: int | None
+    diagnosis: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True)
 class Held:
-    """The configuration is wrong; nothing starts until a person acts and the container starts anew."""
+    """Another start cannot help; nothing starts until a person acts."""
 
     reason: str
+
+
+@dataclass(frozen=True)
+class RetryAsked:
+    """A person asked for the next start at once."""
 
 
 @dataclass(frozen=True)
@@ -132,7 +158,7 @@ class Stopped:
     """Every engine process is gone after a stop was asked for."""
 
 
-Event = Started | Said | Answered | Served | Refused | Ended | Held | StopAsked | Stopped
+Event = Started | Progressed | Answered | Served | Refused | Ended | Held | RetryAsked | StopAsked | Stopped
 
 _GOING = frozenset({Phase.STOPPING, Phase.STOPPED})
 
@@ -141,68 +167,69 @@ def reduce(state: State, event: Event, at: datetime) -> State:  # noqa: C901, PL
     """Return the state after `event`, which happened `at`."""
     match event:
         case Started(pid):
-            fresh = replace(state, pid=pid, started=at, starts=state.starts + 1, next_start=None, speculation=None)
-            return _enter(fresh, Phase.STARTING, at, step="starting vLLM")
-        case Said():
-            return _said(state, event)
+            idle = replace(state, start=None, last_line="", next_start=None, speculation=None, serving=None)
+            return _enter(replace(idle, pid=pid, started=at, starts=state.starts + 1), Phase.STARTING, at)
+        case Progressed(start, last_line):
+            # Once it serves, its lines are about requests, and not for a page that asks for no key.
+            shown = last_line if state.phase is Phase.STARTING else state.last_line
+            return replace(state, start=start, last_line=shown)
         case Answered() if state.phase is Phase.STARTING:
-            return _enter(state, Phase.CHECKING, at, step="waiting for the first completion")
-        case Served(speculation) if state.phase not in _GOING:
+            return _enter(state, Phase.CHECKING, at)
+        case Served(speculation, serving) if state.phase not in _GOING:
+            served = replace(state, speculation=speculation, serving=serving)
             if state.phase is not Phase.READY:
-                return replace(_enter(state, Phase.READY, at), speculation=speculation, last_error=None)
-            failures = 0 if at - state.since >= FORGIVEN_AFTER else state.failures
-            return replace(state, speculation=speculation, failures=failures)
+                return replace(_enter(served, Phase.READY, at), diagnosis=None)
+            return replace(served, failures=0 if at - state.since >= FORGIVEN_AFTER else state.failures)
         case Refused(reason) if state.phase not in _GOING:
-            return _enter(state, Phase.UNREADY, at, reason=reason)
+            return _enter(state, Phase.UNREADY, at, reason)
         case Ended():
             return _ended(state, event, at)
         case Held(reason):
-            return _enter(state, Phase.HELD, at, reason=reason)
+            return _enter(replace(state, next_start=None), Phase.HELD, at, reason)
+        case RetryAsked() if state.phase in {Phase.HELD, Phase.FAILED}:
+            return replace(_enter(state, Phase.STARTING, at), next_start=None)
         case StopAsked():
-            return _enter(replace(state, next_start=None), Phase.STOPPING, at, reason="a stop was asked for")
+            return _enter(replace(state, next_start=None), Phase.STOPPING, at, "a stop was asked for")
         case Stopped():
-            return _enter(state, Phase.STOPPED, at, reason="stopped")
+            return _enter(state, Phase.STOPPED, at, "stopped")
     return state
 
 
-def _enter(state: State, phase: Phase, at: datetime, *, step: str = "", reason: str | None = None) -> State:
-    """Change the phase; `since` stays when only the step or the reason changes."""
+def _enter(state: State, phase: Phase, at: datetime, reason: str | None = None) -> State:
+    """Change the phase; `since` stays when only the reason changes."""
     since = state.since if state.phase is phase and phase is not Phase.STARTING else at
-    return replace(state, phase=phase, since=since, step=step, progress=None, reason=reason)
-
-
-def _said(state: State, said: Said) -> State:
-    error = said.error or state.last_error
-    if state.phase is not Phase.STARTING:
-        # Once it serves, its lines are about requests: no progress, and not for a page that asks for no key.
-        return replace(state, last_error=error)
-    return replace(state, step=said.step, progress=said.progress, last_line=said.last_line, last_error=error)
+    return replace(state, phase=phase, since=since, reason=reason)
 
 
 def _ended(state: State, event: Ended, at: datetime) -> State:
-    ended = Exit.of(event.status, at)
-    gone = replace(state, pid=None, exit=ended, speculation=None)
+    ended = None if event.status is None else Exit.of(event.status, at)
+    gone = replace(state, pid=None, exit=ended, speculation=None, serving=None)
     if state.phase in _GOING:
         return gone
-    reason = f"{ended}: {event.error}" if event.error else str(ended)
-    if ended.code == USAGE_ERROR:
-        remedy = "correct the engine's arguments and start the container anew"
-        return _enter(gone, Phase.HELD, at, reason=f"{reason}; {remedy}")
+    gone = replace(gone, diagnosis=event.diagnosis)
+    kind = event.diagnosis["kind"] if event.diagnosis else None
+    if kind == "configuration" or event.status == USAGE_ERROR:
+        return _enter(gone, Phase.HELD, at, event.reason)
     failures = state.failures + 1
     pause = BACK_OFF[min(failures, len(BACK_OFF)) - 1]
-    return _enter(replace(gone, failures=failures, next_start=at + pause), Phase.FAILED, at, reason=reason)
+    hangs = state.hangs + (kind == "hung")
+    return _enter(replace(gone, failures=failures, hangs=hangs, next_start=at + pause), Phase.FAILED, at, event.reason)
 
 
-def to_json(state: State, versions: dict[str, str | None]) -> dict[str, Any]:
-    """Return the state in the form of `state.json` and of `/status`."""
+def to_json(state: State, versions: Mapping[str, str | None], supervisor: int | None = None) -> dict[str, Any]:
+    """Return the state in the form of `state.json` and of `/status`; `supervisor` is the service's own pid."""
     return {
         "schema": SCHEMA,
         "phase": str(state.phase),
-        "step": state.step,
-        "progress": state.progress,
-        "reason": state.reason,
         "since": _timestamp(state.since),
+        "reason": state.reason,
         "model": state.model,
+        # What the page and the gate still ask for; to be deleted with their last use.
+        "step": state.start["phase"] if state.start else "",
+        "progress": state.start["fraction"] if state.start else None,
+        "last_error": None,
+        "start": state.start,
+        "supervisor": {"pid": supervisor},
         "engine": {
             "pid": state.pid,
             "starts": state.starts,
@@ -210,11 +237,13 @@ def to_json(state: State, versions: dict[str, str | None]) -> dict[str, Any]:
             "exit": state.exit
             and {"code": state.exit.code, "signal": state.exit.signal, "at": _timestamp(state.exit.at)},
         },
-        "last_error": state.last_error,
+        "diagnosis": state.diagnosis,
+        "serving": state.serving and asdict(state.serving),
+        "speculation": state.speculation and asdict(state.speculation),
         "last_line": state.last_line,
         "next_start": _timestamp(state.next_start),
         "failures": state.failures,
-        "speculation": state.speculation and asdict(state.speculation),
+        "hangs": state.hangs,
         "versions": versions,
     }
 
@@ -223,16 +252,16 @@ def _timestamp(moment: datetime | None) -> str | None:
     return None if moment is None else moment.astimezone(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
 
 
-def resume(saved: dict[str, Any], state: State) -> State:
-    """Carry the failure count over a container restart, and the pause too where nobody had asked for a stop.
+def resume(saved: Mapping[str, Any], state: State) -> State:
+    """Carry failures and diagnosis over a container restart, and the pause too where nobody had asked for a stop.
 
     A supervisor that was killed comes back by Docker's restart policy, not by a person who mended something, so its
-    back-off goes on. Anything unreadable in `saved` counts as nothing saved.
+    back-off goes on. Anything unreadable in `saved`, or of another schema, counts as nothing saved.
     """
-    failures = saved.get("failures")
-    if not isinstance(failures, int) or failures < 0:
+    failures, diagnosis = saved.get("failures"), saved.get("diagnosis")
+    if saved.get("schema") != SCHEMA or not isinstance(failures, int) or failures < 0:
         return state
-    resumed = replace(state, failures=failures)
+    resumed = replace(state, failures=failures, diagnosis=diagnosis if isinstance(diagnosis, dict) else None)
     try:
         next_start = datetime.fromisoformat(saved["next_start"])
     except (KeyError, TypeError, ValueError):

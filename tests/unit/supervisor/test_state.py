@@ -12,9 +12,11 @@ from aerie.supervisor.state import (
     Ended,
     Held,
     Phase,
+    Progressed,
     Refused,
-    Said,
+    RetryAsked,
     Served,
+    Serving,
     Started,
     State,
     StopAsked,
@@ -26,6 +28,12 @@ from aerie.supervisor.state import (
 
 T0 = datetime(2026, 11, 29, 12, 0, 0, 900_000, tzinfo=UTC)
 DRAFTED = Speculation(10, 30, 15)
+BUSY = Serving(3, 1, 0.12, 93.1, 10.0)
+LOADING = {"phase": "loading target", "fraction": 0.25}
+WRONG = {"kind": "configuration", "title": "wrong"}
+BROKEN = {"kind": "crash", "title": "broken"}
+HUNG = {"kind": "hung", "title": "hung"}
+CRASH = Ended("vllm serve ended with exit code 1: broken", 1, BROKEN)
 
 
 def after(*events, state=None, gap=timedelta(seconds=1)):
@@ -46,13 +54,17 @@ def test_a_start_that_succeeds():
 
 
 def test_progress_is_told_while_it_starts():
-    state = after(Started(7), Said("loading target", 0.25, "bar", None))
-    assert (state.phase, state.step, state.progress, state.last_line) == (Phase.STARTING, "loading target", 0.25, "bar")
+    state = after(Started(7), Progressed(LOADING, "bar"))
+    assert (state.phase, state.start, state.last_line) == (Phase.STARTING, LOADING, "bar")
 
 
-def test_what_a_serving_engine_says_is_not_shown_but_for_errors():
-    state = after(*READY, Said("x", 0.5, "a prompt of somebody", "ValueError: x"))
-    assert (state.step, state.progress, state.last_line, state.last_error) == ("", None, "", "ValueError: x")
+def test_a_start_is_told_to_its_end_and_stays_but_not_what_a_serving_engine_says():
+    done = LOADING | {"phase": None}
+    state = after(Started(7), Progressed(LOADING, "bar"), *READY[1:], Progressed(done, "a prompt of somebody"))
+    assert (state.start, state.last_line) == (done, "bar")
+    state = after(CRASH, state=state)
+    assert state.start == done
+    assert after(Started(8), state=state).start is None
 
 
 def test_a_check_that_fails_leaves_it_unready_until_one_passes():
@@ -68,30 +80,36 @@ def test_a_repeated_refusal_does_not_move_since():
 
 
 @pytest.mark.parametrize(
-    ("status", "code", "signal", "reason"),
-    [
-        (1, 1, None, "vllm serve ended with exit code 1: OSError: x"),
-        (0, 0, None, "vllm serve ended with exit code 0: OSError: x"),
-        (-9, None, "SIGKILL", "vllm serve was killed by SIGKILL: OSError: x"),
-        (-40, None, "signal 40", "vllm serve was killed by signal 40: OSError: x"),
-    ],
+    ("status", "code", "signal"), [(1, 1, None), (0, 0, None), (-9, None, "SIGKILL"), (-40, None, "signal 40")]
 )
-def test_an_end_is_a_failure_with_its_exit_and_error(status, code, signal, reason):
-    state = after(*READY, Ended(status, "OSError: x"))
-    assert (state.phase, state.reason, state.pid, state.speculation) == (Phase.FAILED, reason, None, None)
+def test_an_end_is_a_failure_with_its_exit_and_diagnosis(status, code, signal):
+    state = after(*READY, Ended("it ended so: broken", status, BROKEN))
+    assert (state.phase, state.reason, state.diagnosis) == (Phase.FAILED, "it ended so: broken", BROKEN)
+    assert (state.pid, state.speculation, state.serving) == (None, None, None)
     assert (state.exit.code, state.exit.signal) == (code, signal)
 
 
-def test_an_end_is_not_blamed_on_an_earlier_runs_error():
-    state = after(Started(7), Ended(1, "ValueError: of the first"), Started(8), Ended(-9))
-    assert state.reason == "vllm serve was killed by SIGKILL"
+def test_an_engine_that_the_supervisor_ended_has_no_exit_of_its_own():
+    state = after(Started(7), CRASH, Started(8), Ended("VLLM::Worker_TP1 (pid 9) is gone", None, BROKEN))
+    assert (state.exit, state.phase) == (None, Phase.FAILED)
+
+
+def test_a_diagnosis_stays_until_the_service_has_been_ready_again():
+    state = after(Started(7), CRASH, Started(8), Answered())
+    assert state.diagnosis == BROKEN
+    assert after(Served(None), state=state).diagnosis is None
+    assert after(Ended("it ended so", 0), state=state).diagnosis is None, "another failure's diagnosis"
+
+
+def test_hangs_are_counted():
+    assert after(*READY, Ended("hung: x", None, HUNG), Started(8), CRASH).hangs == 1
 
 
 def test_the_pause_before_the_next_start_grows_and_stays():
     pauses = []
     state = State(since=T0)
     for _ in range(5):
-        state = after(Started(7), Ended(1), state=state)
+        state = after(Started(7), CRASH, state=state)
         pauses.append((state.next_start - T0 - timedelta(seconds=1)).total_seconds())
     assert pauses == [10, 60, 300, 300, 300]
     assert state.failures == 5
@@ -102,13 +120,28 @@ def test_the_pause_before_the_next_start_grows_and_stays():
 def test_ten_minutes_of_service_forgive_earlier_failures(minutes, failures):
     state = after(*READY, state=replace(State(since=T0), failures=2))
     state = reduce(state, Served(DRAFTED), state.since + timedelta(minutes=minutes))
-    assert reduce(state, Ended(1), T0).failures == failures
+    assert reduce(state, CRASH, T0).failures == failures
 
 
-def test_a_usage_error_is_held_and_not_tried_again():
-    state = after(Started(7), Ended(2, "vllm: error: unrecognized arguments: --x"))
-    assert (state.phase, state.next_start, state.failures) == (Phase.HELD, None, 0)
-    assert "unrecognized arguments: --x; correct" in state.reason
+@pytest.mark.parametrize("ended", [Ended("usage", 2, BROKEN), Ended("wrong", 1, WRONG), Ended("wrong", None, WRONG)])
+def test_what_another_start_cannot_cure_is_held_and_not_tried_again(ended):
+    state = after(Started(7), ended)
+    assert (state.phase, state.reason, state.diagnosis) == (Phase.HELD, ended.reason, ended.diagnosis)
+    assert (state.next_start, state.failures) == (None, 0)
+
+
+def test_a_retry_ends_a_hold_and_a_pause_and_touches_nothing_else():
+    for ended in (CRASH, Ended("wrong", 1, WRONG)):
+        state = after(Started(7), ended)
+        retried = after(RetryAsked(), state=state)
+        assert (retried.phase, retried.reason, retried.next_start) == (Phase.STARTING, None, None)
+        assert (retried.failures, retried.diagnosis) == (state.failures, state.diagnosis)
+    assert after(*READY, RetryAsked()) == after(*READY)
+
+
+def test_a_stuck_driver_is_held_though_a_start_was_due():
+    state = after(Started(7), CRASH, Held("pid 9 survives SIGKILL"))
+    assert (state.phase, state.next_start, state.diagnosis) == (Phase.HELD, None, BROKEN)
 
 
 def test_a_configuration_error_is_held():
@@ -116,49 +149,62 @@ def test_a_configuration_error_is_held():
     assert (state.phase, state.reason) == (Phase.HELD, "key file /x does not exist")
 
 
-@pytest.mark.parametrize("late", [Answered(), Served(None), Refused("/health answered 503"), Ended(0)])
+@pytest.mark.parametrize("late", [Answered(), Served(None), Refused("/health answered 503"), Ended("ended", 0)])
 def test_nothing_leads_out_of_a_stop(late):
     assert after(*READY, StopAsked(), late).phase is Phase.STOPPING
     assert after(*READY, StopAsked(), Stopped(), late).phase is Phase.STOPPED
 
 
 def test_a_stop_drops_the_next_start():
-    assert after(Started(7), Ended(1), StopAsked(), Stopped()).next_start is None
+    assert after(Started(7), CRASH, StopAsked(), Stopped()).next_start is None
 
 
 def test_the_json_form_is_the_contract():
-    state = to_json(after(*READY, Ended(-9)), {"aerie": "1", "vllm": None})
+    events = (Started(7), Progressed(LOADING, "bar"), Answered(), Served(DRAFTED, BUSY))
+    state = to_json(after(*events, Ended("killed", -9, BROKEN)), {"aerie": "1", "vllm": None}, supervisor=5)
+    for old in ("step", "progress", "last_error"):
+        del state[old]
     assert json.loads(json.dumps(state)) == {
-        "schema": 1,
+        "schema": 2,
         "phase": "failed",
-        "step": "",
-        "progress": None,
-        "reason": "vllm serve was killed by SIGKILL",
-        "since": "2026-11-29T12:00:03Z",
+        "since": "2026-11-29T12:00:04Z",
+        "reason": "killed",
         "model": "kimi",
+        "start": LOADING,
+        "supervisor": {"pid": 5},
         "engine": {
             "pid": None,
             "starts": 1,
             "started": "2026-11-29T12:00:00Z",
-            "exit": {"code": None, "signal": "SIGKILL", "at": "2026-11-29T12:00:03Z"},
+            "exit": {"code": None, "signal": "SIGKILL", "at": "2026-11-29T12:00:04Z"},
         },
-        "last_error": None,
-        "last_line": "",
-        "next_start": "2026-11-29T12:00:13Z",
-        "failures": 1,
+        "diagnosis": BROKEN,
+        "serving": None,
         "speculation": None,
+        "last_line": "bar",
+        "next_start": "2026-11-29T12:00:14Z",
+        "failures": 1,
+        "hangs": 0,
         "versions": {"aerie": "1", "vllm": None},
     }
-    assert to_json(after(*READY), {})["speculation"] == {"drafts": 10, "draft_tokens": 30, "accepted_tokens": 15}
+    state = to_json(after(*events), {})
+    assert state["speculation"] == {"drafts": 10, "draft_tokens": 30, "accepted_tokens": 15}
+    assert state["serving"] == {
+        "requests_running": 3,
+        "requests_waiting": 1,
+        "kv_cache_usage": 0.12,
+        "generation_tokens_per_second": 93.1,
+        "prompt_tokens_per_second": 10.0,
+    }
 
 
 def saved(**changes):
-    return to_json(after(Started(7), Ended(1)), {}) | changes
+    return to_json(after(Started(7), CRASH), {}) | changes
 
 
 def test_a_killed_supervisor_goes_on_with_its_back_off():
     state = resume(saved(), State(since=T0 + timedelta(seconds=5)))
-    assert (state.phase, state.failures) == (Phase.FAILED, 1)
+    assert (state.phase, state.failures, state.diagnosis) == (Phase.FAILED, 1, BROKEN)
     assert state.next_start == datetime(2026, 11, 29, 12, 0, 11, tzinfo=UTC)
 
 
@@ -171,7 +217,7 @@ def test_a_person_or_time_ends_the_pause_but_the_count_stays(changes, later):
     assert (state.phase, state.failures, state.next_start) == (Phase.STARTING, 1, None)
 
 
-@pytest.mark.parametrize("content", [{}, {"failures": "many"}, {"failures": -1}])
+@pytest.mark.parametrize("content", [{}, saved(failures="many"), saved(failures=-1), saved(schema=1), {"schema": 2}])
 def test_an_unreadable_state_counts_as_none(content):
     fresh = State(since=T0)
     assert resume(content, fresh) == fresh
