@@ -1,0 +1,220 @@
+"""The diagnosis: what failed, why, and what to do; drawn from the root cause, known signatures and outside evidence."""
+
+import re
+import textwrap
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
+
+from aerie.diagnosis.evidence import Evidence
+from aerie.diagnosis.root_cause import RootCause
+from aerie.diagnosis.signatures import Kind, Severity, Signature, Where
+
+WIDTH = 100
+"""Columns of the text."""
+
+_EVIDENCE_SHOWN = 6
+_ROOT_LINES = 12
+_CHAIN_LINES = 3  # of each exception that followed from the root cause
+# Which field got which object: noise to everybody but pydantic.
+_PYDANTIC_DETAIL = re.compile(r" ?\[type=\w+, input_value=.*?, input_type=\w+\]$", re.MULTILINE)
+_GPU_WORDS = re.compile(r"CUDA|cuda|NCCL|nccl|cuBLAS|CUBLAS|NVML|Watchdog|device-side|Triton Error")
+_ARGUMENTS = re.compile(r"[\w ./-]{1,80}: error: |.*ValidationError: \d+ validation error")
+_KILLED = re.compile(r"exit code: -9\b|died with exit code -9\b|\bKilled\b|SIGKILL")
+
+
+@dataclass(frozen=True)
+class End:
+    """What is known about an engine's end besides its own words."""
+
+    words: str | None = None
+    """Such as "vllm serve ended with exit code 1"."""
+    kind: Kind | None = None
+    """Where whoever saw it end knows: KILLED or HUNG."""
+    evidence: tuple[Evidence, ...] = ()
+    silent: bool = False
+    """No process said why."""
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """Why an engine failed and what to do about it."""
+
+    signature: str | None
+    title: str
+    cause: str
+    remedy: str
+    kind: Kind
+    severity: Severity
+    source: str
+    root: RootCause | None
+    evidence: tuple[str, ...]
+    known: bool
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it in the form of the state's `diagnosis`."""
+        fields = ("signature", "known", "title", "cause", "remedy", "kind", "severity", "source")
+        written: dict[str, Any] = {name: getattr(self, name) for name in fields}
+        written |= {"kind": str(self.kind), "severity": str(self.severity)}
+        root = self.root and {**asdict(self.root), "chain": list(self.root.chain), "excerpt": list(self.root.excerpt)}
+        return {**written, "root": root, "evidence": list(self.evidence)}
+
+    def text(self) -> str:
+        """Return what an operator reads last: plain text of at most `WIDTH` columns, without a newline at its end."""
+        rule = "-" * WIDTH
+        blocks = [[rule, *_wrap(f"DIAGNOSIS: {self.title} ({self.kind})", "", "  "), rule]]
+        if self.root:
+            blocks += [_root(self.root)]
+        blocks += [_block("Why", self.cause), _block("What to do", self.remedy)]
+        if self.evidence:
+            blocks += [["Seen outside the engine's output", *_listed(self.evidence)]]
+        if self.known:
+            blocks += [_block("See", f"{self.source} (signature {self.signature})")]
+        return "\n\n".join("\n".join(block) for block in blocks) + f"\n{rule}"
+
+
+def conclude(root: RootCause | None, end: End, known: Sequence[Signature], seen: Iterable[str]) -> Diagnosis:
+    """Draw the diagnosis; `seen` are the ids of signatures whose line was in the log."""
+    explaining = tuple(one for one in end.evidence if one.kind and _explains(one, root, end))
+    told = tuple(map(str, end.evidence))
+    signature = _match(known, root, frozenset(seen), explaining)
+    if signature:
+        return Diagnosis(
+            signature=signature.id,
+            title=signature.title,
+            cause=signature.cause,
+            remedy=signature.remedy,
+            kind=signature.kind,
+            severity=signature.severity,
+            source=signature.source,
+            root=root,
+            evidence=told,
+            known=True,
+        )
+    kind = _kind(root, end, explaining)
+    said = _unknown(kind, end, explaining)
+    return Diagnosis(None, said.title, said.cause, said.remedy, kind, Severity.FATAL, "", root, told, known=False)
+
+
+def _explains(evidence: Evidence, root: RootCause | None, end: End) -> bool:
+    """Tell whether it may be the reason: an exception of Python's own explains itself, a lost GPU shows as CUDA's."""
+    if end.silent or root is None:
+        return True
+    return evidence.kind is Kind.HARDWARE and any(_GPU_WORDS.search(text) for text in (root.text, *root.chain))
+
+
+def _match(
+    known: Sequence[Signature], root: RootCause | None, seen: frozenset[str], explaining: Sequence[Evidence]
+) -> Signature | None:
+    words = "\n".join((root.text, *root.chain)) if root else ""
+    outside = "\n".join(one.text for one in explaining)
+    # A device that broke, and a process killed for memory, explain what the log can only complain of.
+    order = sorted(known, key=lambda signature: signature.where is not Where.EVIDENCE)
+    for signature in order:
+        if signature.severity is not Severity.FATAL:
+            continue
+        match signature.where:
+            case Where.CAUSE if signature.match.search(words):
+                return signature
+            case Where.LINE if signature.id in seen:
+                return signature
+            case Where.EVIDENCE if signature.match.search(outside):
+                return signature
+    return None
+
+
+def _kind(root: RootCause | None, end: End, explaining: Sequence[Evidence]) -> Kind:
+    kinds = {one.kind for one in explaining}
+    for kind in (Kind.HARDWARE, Kind.MEMORY):
+        if kind in kinds:
+            return kind
+    if end.kind:
+        return end.kind
+    if root and _ARGUMENTS.match(root.text):
+        return Kind.CONFIGURATION
+    if end.silent and _KILLED.search(f"{root.text if root else ''} {end.words or ''}"):
+        return Kind.KILLED
+    return Kind.CRASH
+
+
+class _Words(NamedTuple):
+    """What is said where no signature fits."""
+
+    title: str
+    cause: str
+    remedy: str
+
+
+_UNKNOWN = {
+    Kind.HARDWARE: _Words(
+        "The hardware or its driver failed",
+        "The kernel reported it at the time of the end: {meaning}.",
+        "Look at the kernel's lines below and at `nvidia-smi -q`; reset or replace the GPU before the next start.",
+    ),
+    Kind.MEMORY: _Words(
+        "The kernel killed the engine for lack of memory",
+        "No process said why it ended, and memory ran out at that time: {meaning}.",
+        "Give the container or the host more memory, or let the engine take less; `dmesg` lists who held how much.",
+    ),
+    Kind.HUNG: _Words(
+        "The engine hangs, and the cause is not known",
+        "Nothing moved any more, and no process said why.{end}",
+        "Look at what the processes wait for (`py-spy dump --pid PID`), at the kernel's log and at `nvidia-smi`.",
+    ),
+    Kind.KILLED: _Words(
+        "A process of the engine was killed from outside",
+        "It could not say anything.{end} A person, a kernel short of memory or an orchestrator sends such a signal.",
+        "Look for an out-of-memory kill in `dmesg` and in the container's limits, then for who else may have sent it.",
+    ),
+    Kind.CONFIGURATION: _Words(
+        "vLLM refuses its configuration",
+        "vLLM says in the root cause above what it refuses. The message is not among those that are known here.",
+        "Correct what it names in the engine's configuration file or arguments, then start again.",
+    ),
+    Kind.CRASH: _Words(
+        "The engine crashed, and the cause is not known",
+        "The root cause above was picked from the log. It is not among the failures that are known here.",
+        "Start from the file and line of the root cause; search vLLM's issues for its message.",
+    ),
+}
+_SILENT = _Words(
+    "The engine ended, and nothing says why",
+    "No process wrote an error that tells the cause.{end} The cause is not known.",
+    "Look at the last lines of the log, and at the kernel's log (`dmesg`) for the time of the end.",
+)
+
+
+def _unknown(kind: Kind, end: End, explaining: Sequence[Evidence]) -> _Words:
+    said = _SILENT if kind is Kind.CRASH and end.silent else _UNKNOWN[kind]
+    meaning = next((one.meaning for one in explaining if one.kind is kind), "")
+    how = f" It is known that {end.words}." if end.words else ""
+    return said._replace(cause=said.cause.format(meaning=meaning, end=how))
+
+
+def _root(root: RootCause) -> list[str]:
+    who = f"{root.process} (pid {root.pid})" if root.process and root.pid else root.process
+    where = " at ".join(filter(None, (who, root.place)))
+    lines = ["Root cause"]
+    if where:
+        lines += _wrap(f"in {where}", "  ", "    ")
+    if root.innermost and root.innermost != root.place:
+        lines += _wrap(f"raised in {root.innermost}", "  ", "    ")
+    quoted = [part for line in _PYDANTIC_DETAIL.sub("", root.text).splitlines() for part in _wrap(line, "  > ", "  > ")]
+    lines += quoted if len(quoted) <= _ROOT_LINES else [*quoted[:_ROOT_LINES], "  > ..."]
+    for chained in root.chain[1:]:
+        lines += _wrap(f"then: {chained}", "  ", "    ")[:_CHAIN_LINES]
+    return lines
+
+
+def _wrap(text: str, first: str, further: str) -> list[str]:
+    return textwrap.wrap(text, WIDTH, initial_indent=first, subsequent_indent=further, break_on_hyphens=False)
+
+
+def _block(title: str, text: str) -> list[str]:
+    return [title, *_wrap(text, "  ", "  ")]
+
+
+def _listed(texts: Sequence[str]) -> list[str]:
+    shown = [line for text in texts[:_EVIDENCE_SHOWN] for line in _wrap(text, "  - ", "    ")]
+    hidden = len(texts) - _EVIDENCE_SHOWN
+    return [*shown, f"  - and {hidden} more"] if hidden > 0 else shown

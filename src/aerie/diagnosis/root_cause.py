@@ -1,0 +1,278 @@
+"""How much each thing that a failing engine said tells about why it fails, and which of them is the root cause."""
+
+import re
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+
+from aerie.diagnosis.tracebacks import Frame, Raised, Trace
+from aerie.startup.lines import Line
+
+
+@dataclass(frozen=True)
+class RootCause:
+    """The first cause, as it was said."""
+
+    text: str
+    """The exception with every line of its message, or the line that tells the cause; at most 4000 characters."""
+    process: str
+    """The process that said it, as vLLM names it; "" where the log names none."""
+    pid: int | None
+    file: str | None
+    """The innermost frame in vLLM's or the model's code, else the innermost of all; from the package's folder on."""
+    line: int | None
+    function: str | None
+    innermost: str | None
+    """`file:line in function` of the true innermost frame."""
+    chain: tuple[str, ...]
+    """The first lines of everything chained to it, the first cause first."""
+    excerpt: tuple[str, ...]
+    """Lines of the log."""
+
+    @property
+    def place(self) -> str:
+        """Return `file:line in function`, or "" where none is known."""
+        return _place(self.file, self.line, self.function) if self.file else ""
+
+
+class Telling(IntEnum):
+    """How much a thing tells about why an engine dies: the most telling wins, and among equals the first."""
+
+    STOPPED = 0
+    """A stop was asked for."""
+    ECHO = 1
+    """One process says that another broke."""
+    QUOTE = 2
+    """An echo that quotes what the other one said."""
+    LOGGED = 3
+    """An error that somebody caught and logged; the last one is taken, being nearest to the end."""
+    PEER = 4
+    """A connection to another process broke: true where nothing else was said."""
+    VANISHED = 5
+    """A process is gone, and nothing says how."""
+    RAISED = 6
+    """An exception that may have ended something: the log does not say whether it was caught."""
+    FATAL = 7
+    """What a process died of."""
+
+
+@dataclass(slots=True)
+class Said:
+    """One thing that may be the root cause: a trace, or a line alone."""
+
+    order: int
+    line: Line
+    told: Telling
+    """How much it told when it was said."""
+    trace: Trace | None = None
+    outlived: bool = False
+    """The engine went on."""
+
+    @property
+    def telling(self) -> Telling:
+        """Return how much it tells by now, for what was chained to it since tells too."""
+        telling = telling_of_trace(self.trace, self.line.level) if self.trace else self.told
+        return min(telling, Telling.LOGGED) if self.outlived else telling
+
+
+_STOPPED = re.compile(r"(?:[a-z_]\w*\.)*(?:KeyboardInterrupt|SystemExit|CancelledError|GeneratorExit)\b")
+_QUOTE = re.compile(r"Worker failed with error '")
+_ECHO = re.compile(
+    r"See root cause above|[Ss]ee stack trace|EngineDeadError|MQEngineDeadError|AsyncEngineDeadError"
+    r"|check the stack ?trace above|Background loop has errored|Engine loop is not running"
+    r"|Engine core process \S+ died unexpectedly|output_handler failed|Executor failed|^RuntimeError: cancelled$"
+    r"|Process \S+ \(PID: \d+\) died with exit code [1-9]"
+)
+_PEER = re.compile(
+    r"Connection reset by peer|[Cc]onnection closed by (?:remote )?peer|ncclRemoteError|remote process exited"
+    r"|Broken ?pipe|recvValue failed"
+)
+_VANISHED = re.compile(
+    r"(?:Worker proc|RayWorkerProc) .{1,100} died unexpectedly(?: \(exit code: (?P<code>-?\w+)\))?"
+    r"|Process \S+ \(PID: \d+\) died with exit code (?P<status>-\d+)"
+    r"|(?:\S+: line \d+: +\d+ )?(?:Segmentation fault|Bus error|Killed|Aborted|Illegal instruction)"
+    r"(?: +\(core dumped\))?(?: +\S.{0,300})?$"
+)
+_ASKED_TO_END = {"-2", "-15"}
+# Lines that stand alone and end a process.
+_FATAL_LINE = re.compile(
+    r"[\w ./-]{1,80}: error: \S|\[.{1,100}\] .{0,80}Watchdog caught collective operation timeout"
+    r"|!!!!!!! Segfault encountered|\*\*\* SIG[A-Z]+ .{0,40}received|\*\*\* Aborted at "
+)
+# What stands above the traceback of what an engine's process dies of ...
+_FATAL_HEADER = re.compile(
+    r"EngineCore failed to start|EngineCore encountered a fatal error|WorkerProc failed|WorkerProc hit an exception"
+    r"|RayWorkerProc failed|Process \S+:$|Error in sys\.excepthook|Server failed:"
+)
+# ... and above what was caught, or could not be raised any more.
+_CAUGHT_HEADER = re.compile(
+    r"Exception ignored in|Exception in |Task exception was never retrieved|--- Logging error ---|Unclosed "
+    r"|handle: |future: |Error in atexit|Module \S+ was found but failed to import|ERROR: +Exception in ASGI"
+)
+# An exception that nothing caught has gone through the first frame of its process.
+_OUTERMOST = frozenset({"<module>", "_bootstrap", "_run_module_as_main"})
+_MAIN = frozenset({"main", "cmd", "run_server"})
+
+# The engine goes down for certain.
+_DYING = re.compile(
+    r"EngineCore failed to start|EngineCore encountered a fatal error|WorkerProc failed to start|WorkerProc failed\."
+    r"|Engine core initialization failed|EngineDeadError|died unexpectedly|Engine process failed to start"
+    r"|Fatal Python error: |terminate called |Watchdog caught collective operation timeout"
+)
+
+_PROCESS_OF_FUNCTION = {
+    "run_engine_core": "EngineCore",
+    "worker_main": "Worker",
+    "worker_busy_loop": "Worker",
+    "run_server": "APIServer",
+    "run_server_worker": "APIServer",
+}
+_PACKAGE = re.compile(r".*/(?:(?:site|dist)-packages|lib)/")
+_TELLING_FILE = re.compile(r"(?:^|/)(?:vllm|transformers_modules)/")
+_SHOWN = 12  # lines of an excerpt above the exception's own
+_LONGEST_TEXT = 4000
+
+
+def telling_of_trace(trace: Trace, level: str) -> Telling:  # noqa: PLR0911 - one answer for each kind of trace
+    """Judge a trace by what it says, by the line above it and by where it began."""
+    root = trace.root.text
+    if _STOPPED.match(root):
+        return Telling.STOPPED
+    if _QUOTE.search(root):
+        return Telling.QUOTE
+    if _ECHO.search(root) or any("EngineDeadError" in raised.text for raised in trace.raised):
+        return Telling.ECHO
+    if _PEER.search(root):
+        return Telling.PEER
+    if _CAUGHT_HEADER.match(trace.header):
+        return Telling.LOGGED
+    if trace.native or _FATAL_HEADER.search(trace.header):
+        return Telling.FATAL
+    if level:
+        return Telling.RAISED if trace.headless else Telling.LOGGED
+    return Telling.FATAL if is_uncaught(trace) else Telling.RAISED
+
+
+def is_uncaught(trace: Trace) -> bool:
+    """Tell whether the outermost frame of the last exception is a program's own first line."""
+    frames = trace.raised[-1].frames
+    return bool(frames) and not trace.headless and frames[0].function in _OUTERMOST
+
+
+def telling_of_line(line: Line) -> Telling | None:  # noqa: PLR0911 - one return for each kind of line
+    """Judge a line that belongs to no traceback; None where it tells nothing."""
+    text = line.text
+    if found := _VANISHED.match(text):
+        code = found["code"] or found["status"]
+        if code in _ASKED_TO_END:
+            return Telling.STOPPED
+        # A signal tells more than a guess: whatever others say afterwards follows from it.
+        return Telling.FATAL if code and code.startswith("-") else Telling.VANISHED
+    if not line.level and _FATAL_LINE.match(text):
+        return Telling.FATAL
+    if line.level in {"ERROR", "CRITICAL"} and not text[0].isspace():
+        if _FATAL_HEADER.search(text) or _ECHO.search(text) or line.source.startswith("dump_input.py"):
+            return Telling.ECHO
+        return Telling.LOGGED
+    if not line.level and text.startswith("ERROR: "):  # uvicorn's own
+        return Telling.LOGGED
+    return None
+
+
+def ends_the_engine(trace: Trace, level: str) -> bool:
+    """Tell whether the engine goes down for certain, once this trace was said."""
+    if _DYING.search(trace.header) or _DYING.search(trace.root.text):
+        return True
+    if level or telling_of_trace(trace, level) is not Telling.FATAL:
+        return False
+    return any("vllm/entrypoints/" in frame.file and frame.function in _MAIN for frame in trace.raised[-1].frames)
+
+
+def line_ends_the_engine(line: Line, telling: Telling) -> bool:
+    """Tell whether the engine goes down for certain, once this line was said."""
+    return telling in {Telling.FATAL, Telling.VANISHED} or "Engine core initialization failed" in line.text
+
+
+def words(said: Said) -> str:
+    """Return everything that it says."""
+    return "\n".join(raised.text for raised in said.trace.raised) if said.trace else said.line.text
+
+
+def is_silent(said: Said | None) -> bool:
+    """Tell whether nothing said why: then what stands outside the log may explain it."""
+    if said is None or said.telling < Telling.RAISED:
+        return True
+    return said.trace is None and bool(_VANISHED.match(said.line.text))
+
+
+def most_telling(candidates: Iterable[Said]) -> Said | None:
+    """Return the root cause among everything that was said: the first of the most telling, the last of the logged."""
+    found = [(said.telling, said) for said in sorted(candidates, key=lambda said: said.order)]
+    top = max((telling for telling, _ in found), default=Telling.STOPPED)
+    equals = [said for telling, said in found if telling is top]
+    if top is Telling.STOPPED:
+        return None
+    return equals[-1] if top is Telling.LOGGED else equals[0]
+
+
+def root_cause(said: Said, pids: Mapping[str, int], remarks: Iterable[str]) -> RootCause:
+    """Write out what was picked. `pids` are the processes' last known ones, `remarks` NCCL's lines that go with it."""
+    process, pid = said.line.process, said.line.pid
+    before = tuple(remarks)
+    if said.trace is None:
+        text = said.line.text[:_LONGEST_TEXT]
+        return RootCause(text, process, pid, None, None, None, None, (text, *before), (*before, text))
+    raised = said.trace.raised
+    if not process and (process := _process_of(raised)):
+        pid = next((pids[name] for name in reversed(list(pids)) if name.startswith(process)), None)
+    telling, innermost = _telling_frame(raised)
+    return RootCause(
+        text=_without_link(said.trace.root.text)[:_LONGEST_TEXT],
+        process=process,
+        pid=pid,
+        file=telling and _PACKAGE.sub("", telling.file),
+        line=telling and telling.line,
+        function=telling and (telling.function or None),
+        innermost=innermost and _place(_PACKAGE.sub("", innermost.file), innermost.line, innermost.function),
+        chain=(*(_first_line(one.text) for one in raised), *before),
+        excerpt=(*before, *_excerpt(said.trace)),
+    )
+
+
+def _telling_frame(raised: list[Raised]) -> tuple[Frame | None, Frame | None]:
+    """Return the most telling and the innermost frame: of the first cause, or of what it was raised through."""
+    frames = [one.frames for one in raised if one.frames]
+    if not frames:
+        return None, None
+    ours = (frame for group in frames for frame in reversed(group) if _TELLING_FILE.search(frame.file))
+    return next(ours, frames[0][-1]), frames[0][-1]
+
+
+def _process_of(raised: list[Raised]) -> str:
+    functions = (frame.function for one in raised for frame in reversed(one.frames))
+    return next((_PROCESS_OF_FUNCTION[name] for name in functions if name in _PROCESS_OF_FUNCTION), "")
+
+
+def _excerpt(trace: Trace) -> list[str]:
+    lines = deque(trace.root.lines)
+    message = trace.root.text.count("\n") + 1
+    while len(lines) > _SHOWN + message:
+        lines.popleft()
+    shown = [trace.header, *lines] if trace.header else [*lines]
+    return shown + [_first_line(chained.text) for chained in trace.raised[1:]]
+
+
+def _place(file: str | None, line: int | None, function: str | None) -> str:
+    return f"{file}:{line}" + (f" in {function}" if function else "")
+
+
+def _without_link(text: str) -> str:
+    return text.split("\n    For further information visit", 1)[0]
+
+
+def _first_line(text: str) -> str:
+    """Return an exception's first line, with pydantic's reason, which stands on the second."""
+    first, _, rest = text.partition("\n")
+    reason = rest.split("\n", 1)[0]
+    return f"{first}: {reason.strip()}" if reason.startswith("  Value error") else first
