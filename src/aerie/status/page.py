@@ -1,50 +1,217 @@
-"""The status page: one HTML document without script or other assets. Pure."""
+"""The status page: one HTML document that loads nothing, made of page.html, page.css and page.js. Pure."""
 
+import re
+from base64 import b64encode
 from collections.abc import Mapping
-from html import escape
+from datetime import UTC, datetime
+from hashlib import sha256
+from pathlib import Path
 from typing import Any
+from urllib.parse import quote, urlsplit
 
-from aerie.gate.report import rows
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup, escape
 
-_REFRESH = 3  # seconds
-_GOING_WELL = "#1565c0"
-_TROUBLE = "#c62828"
-_COLOURS = {
-    "ready": "#2e7d32",
-    "starting": _GOING_WELL,
-    "checking": _GOING_WELL,
-    "stopping": "#616161",
-    "stopped": "#616161",
+from aerie.gate.words import percent, rough
+
+_HERE = Path(__file__).parent
+_REFRESH = 3  # seconds, where JavaScript is off
+_STYLE = Markup((_HERE / "page.css").read_text(encoding="utf-8"))  # noqa: S704 - our own file, as it is
+_SCRIPT = Markup((_HERE / "page.js").read_text(encoding="utf-8"))  # noqa: S704 - our own file, as it is
+
+# What a phase is called, and its tone: a colour and a shape, so that neither is needed to tell one from another.
+_PHASES = {
+    "starting": ("Starting", "going"),
+    "checking": ("Checking", "going"),
+    "ready": ("Ready", "good"),
+    "unready": ("Not ready", "warn"),
+    "failed": ("Failed", "trouble"),
+    "held": ("Held", "trouble"),
+    "stopping": ("Stopping", "idle"),
+    "stopped": ("Stopped", "idle"),
 }
-_STYLE = """
-:root { color-scheme: light dark; font: 16px/1.5 system-ui, sans-serif; }
-body { max-width: 52rem; margin: 3rem auto; padding: 0 1rem; }
-h1 { color: white; padding: .5rem 1rem; border-radius: .5rem; }
-progress { width: 100%; height: 1.2rem; }
-dt { opacity: .7; } dd { margin: 0 0 .6rem; overflow-wrap: anywhere; }
-"""
+_ICONS = {
+    "going": '<circle cx="12" cy="12" r="9" fill="none" stroke="currentColor" stroke-width="4" opacity=".3"/>'
+    '<path d="M12 3a9 9 0 0 1 9 9" fill="none" stroke="currentColor" stroke-width="4" stroke-linecap="round"/>',
+    "good": '<path fill="currentColor" fill-rule="evenodd" d="M12 1a11 11 0 1 1 0 22 11 11 0 0 1 0-22Zm5.7 6.8-1.8-1.5'
+    '-5.4 6.5-2.6-2.6-1.7 1.7 4.4 4.4Z"/>',
+    "warn": '<path fill="currentColor" fill-rule="evenodd" d="M12 1.5 23.5 22H.5Zm-1.2 7 .4 6.5h1.6l.4-6.5Zm1.2 8a1.4'
+    ' 1.4 0 1 0 0 2.8 1.4 1.4 0 0 0 0-2.8Z"/>',
+    "trouble": '<path fill="currentColor" fill-rule="evenodd" d="M7.5 1h9L23 7.5v9L16.5 23h-9L1 16.5v-9Zm.9 5.7'
+    "-1.7 1.7L10.3 12l-3.6 3.6 1.7 1.7 3.6-3.6 3.6 3.6 1.7-1.7L13.7 12l3.6-3.6-1.7-1.7"
+    'L12 10.3Z"/>',
+    "idle": '<rect x="3" y="3" width="18" height="18" rx="4" fill="currentColor"/>',
+    "next": '<circle cx="12" cy="12" r="8" fill="none" stroke="currentColor" stroke-width="2"/>',
+}
+# As in page.css; a tab's background is not ours to know, so these stand out on light and dark alike.
+_ICON_COLOURS = {"going": "#3b7de9", "good": "#2a9d55", "warn": "#c98511", "trouble": "#e0483e", "idle": "#858b94"}
+_MOVED_BY = {"read": "bytes read from disk", "faults": "page faults", "log": "a log line", "gpu memory": "GPU memory"}
 
 
-def render(state: Mapping[str, Any]) -> str:
-    """Return the page of `state`, which has the form of `/status`."""
-    phase = state["phase"]
-    texts = "\n".join(f"<dt>{name}</dt><dd>{escape(text, quote=False)}</dd>" for name, text in rows(state))
-    bar = "" if state["progress"] is None else f'<progress value="{state["progress"]:.3f}"></progress>'
-    return f"""<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta http-equiv="refresh" content="{_REFRESH}">
-<meta name="viewport" content="width=device-width">
-<title>{phase}: {escape(state["model"])}</title>
-<style>{_STYLE}</style>
-</head>
-<body>
-<h1 style="background: {_COLOURS.get(phase, _TROUBLE)}">{phase}</h1>
-{bar}
-<dl>
-{texts}
-</dl>
-</body>
-</html>
-"""
+def _source(text: str) -> str:
+    return f"'sha256-{b64encode(sha256(text.encode()).digest()).decode()}'"
+
+
+CONTENT_SECURITY_POLICY = "; ".join(
+    (
+        "default-src 'none'",
+        f"style-src {_source(_STYLE)}",
+        f"script-src {_source(_SCRIPT)}",
+        "connect-src 'self'",
+        "img-src data:",
+        "base-uri 'none'",
+        "form-action 'none'",
+        "frame-ancestors 'none'",
+    )
+)
+"""What the page may do: its own style and script, this very server, the icon in the page."""
+
+
+def render(state: Mapping[str, Any], now: datetime) -> str:
+    """Return the page of `state`, which has the form of `/status`, as it stands at `now` (with a time zone)."""
+    phase, start, speculation = state["phase"], state["start"], state["speculation"]
+    starting = phase in {"starting", "checking"}
+    title, tone = _PHASES[phase]
+    if starting and start and start["stalled"]:
+        tone = "warn"
+    return _PAGE.render(
+        state=state,
+        now=now,
+        now_iso=now.astimezone(UTC).isoformat(timespec="seconds"),
+        title=title,
+        tone=tone,
+        icons={name: Markup(svg) for name, svg in _ICONS.items()},  # noqa: S704 - our own, as they are
+        favicon=_FAVICONS[tone],
+        style=_STYLE,
+        script=_SCRIPT,
+        refresh=_REFRESH,
+        starting=starting,
+        overall=start["fraction"] if starting and start else None,
+        lead=_lead(state),
+        lasting=_duration((now - _time(state["since"])).total_seconds()),
+        elapsed=_lasted(start, now) if start else "",
+        movement=_movement(start) if start else "",
+        until_next_start=_until(state["next_start"], now) if state["next_start"] else "",
+        place=_place(state["diagnosis"]["root"]) if state["diagnosis"] and state["diagnosis"]["root"] else "",
+        words=bool(start) and not starting and not start["ended"],
+        serving=state["serving"] if phase == "ready" else None,
+        acceptance_length=_acceptance_length(speculation),
+        positions=_positions(speculation),
+    )
+
+
+def _lead(state: Mapping[str, Any]) -> str:
+    """Return the one sentence that says where it is; it is read out when it changes, so it has no counting figure."""
+    phase, start, diagnosis = state["phase"], state["start"], state["diagnosis"]
+    if phase == "starting":
+        if start is None or not start["phase"]:
+            return "The engine is being started"
+        return _sentence(start["phase"]) + (", and nothing moves" if start["stalled"] else "")
+    if phase == "checking":
+        return "The server answers; the first completion is asked for"
+    if phase == "ready":
+        return "Requests are served"
+    return diagnosis["title"] if diagnosis else state["reason"] or ""
+
+
+def _movement(start: Mapping[str, Any]) -> str:
+    by = _MOVED_BY.get(start["moved_by"], start["moved_by"])
+    return f"{_duration(start['silent_seconds'])} ago" + (f", {by}" if by else "")
+
+
+def _place(root: Mapping[str, Any]) -> str:
+    """Return where the root cause arose: the process, and the line of the source."""
+    process = root["process"] and root["process"] + (f" (pid {root['pid']})" if root["pid"] else "")
+    line = root["file"] and f"{root['file']}:{root['line']}" + (f", in {root['function']}" if root["function"] else "")
+    return " · ".join(filter(None, (process, line)))
+
+
+def _until(iso: str, now: datetime) -> str:
+    left = (_time(iso) - now).total_seconds()
+    return f"Next start in {_duration(left)}" if left > 0 else "Next start now"
+
+
+def _acceptance_length(speculation: Mapping[str, Any] | None) -> float | None:
+    """Return the mean number of tokens a step of the target yields; None before the first draft."""
+    if speculation is None or not speculation["drafts"]:
+        return None
+    return float(1 + speculation["accepted_tokens"] / speculation["drafts"])
+
+
+def _positions(speculation: Mapping[str, Any] | None) -> list[float]:
+    """Return the part of the drafts whose first, second ... token was accepted."""
+    if speculation is None or not speculation["drafts"]:
+        return []
+    return [accepted / speculation["drafts"] for accepted in speculation.get("accepted_by_position", ())]
+
+
+# --- How things are written ---
+
+
+def _time(iso: str) -> datetime:
+    return datetime.fromisoformat(iso)
+
+
+def _clock(iso: str, now: datetime) -> str:
+    """Return a time of day, with its date where that is not today's."""
+    time, today = _time(iso).astimezone(UTC), now.astimezone(UTC).date()
+    return f"{time:%H:%M:%S} UTC" if time.date() == today else f"{time:%Y-%m-%d %H:%M} UTC"
+
+
+def _duration(seconds: float) -> str:
+    """Return `seconds` in the two largest units: 8 s, 5 min 12 s, 2 h 3 min, 3 d 4 h."""
+    left, parts = max(0, int(seconds)), list[str]()
+    for unit, size in (("d", 86400), ("h", 3600), ("min", 60), ("s", 1)):
+        count, left = divmod(left, size)
+        if parts or count or unit == "s":
+            parts.append(f"{count} {unit}")
+    return " ".join(part for part in parts[:2] if not part.startswith("0 ") or len(parts) == 1)
+
+
+def _lasted(span: Mapping[str, Any], now: datetime) -> str:
+    """Return how long `span`, which has `began` and `ended`, took until its end or `now`."""
+    return _duration(((_time(span["ended"]) if span["ended"] else now) - _time(span["began"])).total_seconds())
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 or value == int(value) else f"{value:.1f}"  # noqa: PLR2004 - three digits do
+
+
+def _sentence(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def _code(text: str) -> Markup:
+    """Return `text` with what stands in backquotes set as code."""
+    return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text))))  # noqa: S704 - escaped right here
+
+
+def _is_web_address(text: str) -> bool:
+    return urlsplit(text).scheme in {"http", "https"}
+
+
+def _favicon(tone: str) -> str:
+    svg = _ICONS[tone].replace("currentColor", _ICON_COLOURS[tone])
+    return "data:image/svg+xml," + quote(f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 24 24">{svg}</svg>')
+
+
+def _page_template() -> Environment:
+    environment = Environment(
+        loader=FileSystemLoader(_HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.filters |= {
+        "clock": _clock,
+        "code": _code,
+        "duration": _duration,
+        "lasted": _lasted,
+        "number": _number,
+        "percent": percent,
+        "rough": rough,
+        "sentence": _sentence,
+    }
+    environment.tests["web_address"] = _is_web_address
+    return environment
+
+
+_FAVICONS = {tone: _favicon(tone) for tone in _ICON_COLOURS}
+_PAGE = _page_template().get_template("page.html")

@@ -1,66 +1,230 @@
 """The page for people, from a state."""
 
+import copy
+import re
+from datetime import UTC, datetime, timedelta
 from html.parser import HTMLParser
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from states import EXAMPLES, Example
 
-from aerie.status.page import render
-from aerie.supervisor.state import Phase
+from aerie.status.page import _code, _duration, render
+from aerie.supervisor.state import Phase, State, to_json
 
-STATE = {
-    "phase": "starting",
-    "step": "loading target",
-    "progress": 0.5,
-    "reason": None,
-    "since": "2026-11-29T12:00:00Z",
-    "model": "kimi",
-    "engine": {"pid": 7, "starts": 1, "started": None, "exit": None},
-    "last_error": None,
-    "last_line": "",
-    "next_start": None,
-    "failures": 0,
-    "speculation": None,
-    "versions": {},
-}
+NOW = datetime(2026, 11, 29, 22, 0, tzinfo=UTC)
+EXAMPLE = Example(NOW)
+VOID = {"meta", "link"}
+INLINE = {"a", "b", "code", "span", "time"}
+# What is no text of an engine's: names that are looked up, and times.
+FIXED = {"phase", "since", "began", "ended", "eta", "moved", "started", "at", "next_start"}
 
 
-class Reader(HTMLParser):
-    """Collects tags, and refuses one that is closed before it was opened."""
+class Page(HTMLParser):
+    """The page's elements, texts and attributes; refuses a tag that is closed before it was opened."""
 
-    def __init__(self, page):
+    def __init__(self, html):
         super().__init__()
-        self.tags, self.attributes, self.open = [], [], []
-        self.feed(page)
+        self.tags, self.attributes, self.open, self.text = [], [], [], ""
+        self.feed(html)
+        self.text = " ".join(self.text.split())
 
     def handle_starttag(self, tag, attrs):
         self.tags.append(tag)
         self.attributes += attrs
-        if tag != "meta":
-            self.open.append(tag)
+        self.open += {tag} - VOID
+        self.text += "" if tag in INLINE else " "
+
+    def handle_startendtag(self, tag, attrs):
+        self.tags.append(tag)
+        self.attributes += attrs
 
     def handle_endtag(self, tag):
         assert self.open.pop() == tag
 
+    def handle_data(self, data):
+        if not set(self.open) & {"script", "style"}:
+            self.text += data
+
+
+def page(state, now=NOW):
+    return Page(render(state, now))
+
+
+def texts(node, path=()):
+    """Yield the path of each text in a state that is free to be anything."""
+    if isinstance(node, dict | list):
+        for key, child in node.items() if isinstance(node, dict) else enumerate(node):
+            yield from texts(child, (*path, key))
+    elif isinstance(node, str) and (path[-1] not in FIXED or path == ("start", "phase")):
+        yield path
+
+
+def put(state, path, value):
+    for key in path[:-1]:
+        state = state[key]
+    state[path[-1]] = value
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_an_example_has_the_form_of_the_state(name):
+    example, real = getattr(EXAMPLE, name)(), to_json(State(since=NOW), {})
+    assert set(example) <= set(real), "no such field in to_json"
+    assert set(example["engine"]) == set(real["engine"])
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_each_state_has_a_whole_page_that_loads_nothing(name):
+    found = page(getattr(EXAMPLE, name)())
+    assert found.open == []
+    assert {value.split(":")[0] for key, value in found.attributes if key in {"src", "srcset", "data"}} == set()
+    links = {value for key, value in found.attributes if key == "href"}
+    assert {"status", "ready", "metrics"} <= links
+    assert all(re.match(r"data:image/svg|status$|ready$|metrics$|https://github.com/", link) for link in links)
+    assert "url(" not in render(getattr(EXAMPLE, name)(), NOW)
+
 
 @pytest.mark.parametrize("phase", Phase)
-def test_every_phase_has_a_whole_page_that_loads_nothing(phase):
-    page = Reader(render(STATE | {"phase": str(phase)}))
-    assert page.open == []
-    assert "script" not in page.tags
-    assert not {name for name, _ in page.attributes} & {"src", "href"}
-    assert ("http-equiv", "refresh") in page.attributes
+def test_every_phase_has_a_page_before_anything_else_is_known(phase):
+    nothing = EXAMPLE.refused() | {"phase": str(phase), "reason": None}
+    assert page(nothing).open == []
 
 
-def test_the_reason_is_on_the_page_as_it_is():
-    assert "the engine's reason" in render(STATE | {"phase": "failed", "reason": "the engine's reason"})
+def test_without_javascript_it_refreshes_itself():
+    html = render(EXAMPLE.loading(), NOW)
+    assert '<noscript><meta http-equiv="refresh" content="3"></noscript>' in html
 
 
-def test_what_an_engine_says_cannot_become_markup():
-    page = render(STATE | {"last_error": "<script>alert('x')</script> &", "model": "</title><b>"})
-    assert "&lt;script&gt;" in page
-    assert Reader(page).tags.count("script") == Reader(page).tags.count("b") == 0
+@given(
+    name=st.sampled_from(EXAMPLES),
+    hostile=st.text("<>&'\"`/ab\n", min_size=1, max_size=20).map(lambda text: f"</title><script>{text}</script>"),
+)
+def test_no_text_of_the_engine_becomes_markup(name, hostile):
+    plain = getattr(EXAMPLE, name)()
+    state = copy.deepcopy(plain)
+    for path in texts(plain):
+        put(state, path, hostile)
+    found = page(state)
+    assert found.open == []
+    assert found.tags.count("script") == 1
+    assert found.tags.count("title") == 1
+    assert not [key for key, _value in found.attributes if key.startswith("on")]
 
 
-def test_a_bar_only_where_there_is_a_fraction():
-    assert '<progress value="0.500">' in render(STATE)
-    assert "<progress" not in render(STATE | {"progress": None})
+def test_a_source_that_is_no_web_address_is_no_link():
+    state = EXAMPLE.held()
+    state["diagnosis"] = state["diagnosis"] | {"source": "javascript:alert(1)"}
+    found = page(state)
+    assert ("href", "javascript:alert(1)") not in found.attributes
+    assert "javascript:alert(1)" in found.text
+
+
+def test_a_start_tells_where_it_is():
+    state = EXAMPLE.loading()
+    html, text = render(state, NOW), page(state).text
+    assert "<title>34% · Starting · kimi-k2.5</title>" in html
+    assert "26 of 64 shards" in text
+    assert "Waiting for rank 3: 41.2 GB read" in text
+    assert "for 6 min 3 s" in text
+    assert "about 12 min left, ready near 22:11:46 UTC" in text
+    assert "Last movement 1 s ago, a log line" in text
+    assert re.search(r'<progress max="1" aria-label="Loading target" value="0.410">', html)
+    assert html.count('aria-current="step"') == 1
+
+
+def test_a_bar_without_a_fraction_has_no_value():
+    html = render(EXAMPLE.compiling(), NOW)
+    assert '<progress max="1" aria-label="Compiling">' in html
+
+
+def test_a_stall_is_said():
+    text = page(EXAMPLE.stalled()).text
+    assert "Joining ranks, and nothing moves" in text
+    assert "nothing has moved for 31 min 10 s" in text
+
+
+def test_a_crash_tells_cause_place_and_next_start():
+    text = page(EXAMPLE.failed()).text
+    assert "AttributeError: 'KimiK25Config' object has no attribute 'image_token_index'" in text
+    assert "Worker_TP3 (pid 412) · vllm/model_executor/models/llama_eagle3.py:217, in load_weights" in text
+    assert "No known signature fits" in text
+    assert "GPU has fallen off the bus" in text
+    assert "Next start in 48 s (22:00:48 UTC), after 2 failures in a row" in text
+    assert "vllm serve ended with exit code 1" in text
+    assert "/var/lib/aerie/crashes/2026-11-29T134458Z.txt" in text
+
+
+def test_held_tells_cause_remedy_source_and_how_to_go_on():
+    found = page(EXAMPLE.held())
+    assert "vLLM refuses the target for EAGLE-3" in found.text
+    assert "which adds kimi_k2 to the list" in found.text
+    assert "docker compose exec vllm aerie retry" in found.text
+    assert ("href", "https://github.com/vllm-project/vllm/issues/31254") in found.attributes
+
+
+def test_a_refusal_before_any_start_is_said():
+    assert "/etc/aerie/secrets/api-keys: no key in it" in page(EXAMPLE.refused()).text
+
+
+def test_ready_tells_speculation_and_load():
+    text = page(EXAMPLE.ready()).text
+    assert "Mean acceptance length 2.61 tokens a step" in text
+    assert "1st drafted token 76%" in text
+    assert "3rd drafted token 34%" in text
+    assert "Generating 1,193 tokens/s" in text
+    assert "Running 23 requests" in text
+    assert "Waiting 4 requests" in text
+    assert "KV cache in use 62%" in text
+    assert "vLLM 0.32.0" in text
+    assert "The start took 17 min 50 s" in text
+
+
+def test_an_engine_that_has_drafted_nothing_says_so():
+    zero = {"drafts": 0, "draft_tokens": 0, "accepted_tokens": 0, "accepted_by_position": [0, 0]}
+    assert "Nothing has been drafted yet" in page(EXAMPLE.ready_idle() | {"speculation": zero}).text
+    assert "reports no speculation" in page(EXAMPLE.ready_idle()).text
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_what_an_engine_said_that_served_stays_off_the_page(again):
+    """Its words may quote a request, and the page asks for no key."""
+    crashed = EXAMPLE.failed() | {
+        "start": EXAMPLE.finished_start(600),
+        "reason": "vllm serve ended",
+        "last_line": "SECRET",
+    }
+    root = crashed["diagnosis"]["root"] | {"text": "SECRET", "chain": ["SECRET"], "excerpt": ["SECRET"]}
+    crashed["diagnosis"] = crashed["diagnosis"] | {"root": root, "evidence": ["SECRET"]}
+    state = EXAMPLE.loading() | {"diagnosis": crashed["diagnosis"]} if again else crashed
+    html = render(state, NOW)
+    assert "SECRET" not in html
+    assert "llama_eagle3.py:217" in html
+    assert "SECRET" not in render(EXAMPLE.ready() | {"last_line": "SECRET"}, NOW)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [
+        (-3, "0 s"),
+        (0.9, "0 s"),
+        (59, "59 s"),
+        (60, "1 min"),
+        (75, "1 min 15 s"),
+        (3600, "1 h"),
+        (3661, "1 h 1 min"),
+        (90061, "1 d 1 h"),
+    ],
+)
+def test_a_measured_time_has_two_units_at_most(seconds, words):
+    assert _duration(seconds) == words
+
+
+def test_a_time_of_another_day_has_its_date():
+    state = EXAMPLE.held()
+    assert "Failed 21:00:00 UTC" in page(state).text
+    assert "Failed 2026-11-29 21:00 UTC" in page(state, NOW + timedelta(days=1)).text
+
+
+def test_backquotes_set_code_and_nothing_else():
+    assert _code("set `A<B` & `C`, not `") == "set <code>A&lt;B</code> &amp; <code>C</code>, not `"
