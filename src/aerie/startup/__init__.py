@@ -1,5 +1,25 @@
-"""What a starting engine says: its output lines, read into a step, a fraction and an error. Pure, no I/O."""
+"""What a starting engine says and does, read into phases, an estimate of their end, and a stall. Pure, no I/O."""
 
+from aerie.startup.activity import Activity, ProcessActivity
+from aerie.startup.history import History
+from aerie.startup.lines import Line, LineReader, parse
+from aerie.startup.phases import Phase, Start, StartPhase
 from aerie.startup.reader import Report, StartupReader
+from aerie.startup.stall import STALL_TIMEOUT
+from aerie.startup.start import StartReader
 
-__all__ = ["Report", "StartupReader"]
+__all__ = [
+    "STALL_TIMEOUT",
+    "Activity",
+    "History",
+    "Line",
+    "LineReader",
+    "Phase",
+    "ProcessActivity",
+    "Report",
+    "Start",
+    "StartPhase",
+    "StartReader",
+    "StartupReader",
+    "parse",
+]
