@@ -63,14 +63,32 @@ def _parser() -> argparse.ArgumentParser:
     wait = commands.add_parser(
         "wait",
         help="wait until a service is ready",
-        description="Shows how far a start is and ends when the service is ready, or can no longer become so.",
-        epilog="Exit codes: 0 ready, 1 failed, 2 wrong usage, 3 nothing moved, 4 nothing answered, 130 interrupted.",
+        description="Shows on stderr how far a start is, as a bar on a terminal and as one line a change "
+        "elsewhere, and ends when the service is ready or can no longer become so.",
+        epilog="Exit codes: 0 ready, 1 failed, 2 wrong usage, 3 nothing moved, 4 nothing answered, 130 interrupted; "
+        "5 a piece that came to no verdict.",
     )
     _add_status_url(wait)
     wait.add_argument(
-        "--stall-timeout", type=float, default=1800.0, metavar="S", help=_default("seconds without progress")
+        "--stall-timeout",
+        type=float,
+        default=1800.0,
+        metavar="S",
+        help=_default("seconds in which nothing moved, should the supervisor itself not have given up before"),
     )
-    wait.add_argument("--json", action="store_true", help="print the outcome and the last status as JSON on stdout")
+    wait.add_argument(
+        "--json",
+        action="store_true",
+        help="print one JSON object on stdout at the end: verdict, line, message, seconds, status",
+    )
+    pieces = wait.add_argument_group("in pieces, for a caller whose connection may break")
+    pieces.add_argument(
+        "--piece",
+        type=float,
+        metavar="S",
+        help="wait S seconds, or until there is something to tell; print only the JSON, with news and memory",
+    )
+    pieces.add_argument("--memory", type=_memory, metavar="TEXT", help="of the piece before this one")
     wait.set_defaults(run=_wait)
 
     probe = commands.add_parser("probe", help="exit 0 where the service is ready, 1 where not (the health check)")
@@ -121,6 +139,15 @@ def _base_url(text: str) -> str:
     return text.rstrip("/")
 
 
+def _memory(text: str) -> object:
+    from aerie.gate.judge import Memory
+
+    try:
+        return Memory.from_text(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
 def _add_status_url(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "url", nargs="?", type=_base_url, default=_STATUS_URL, metavar="URL", help=_default("of the status port")
@@ -146,9 +173,11 @@ def _serve(options: argparse.Namespace) -> int:
 
 
 def _wait(options: argparse.Namespace) -> int:
-    from aerie.gate.wait import wait
+    from aerie.gate.wait import wait, wait_a_piece
 
-    return wait(options.url, options.stall_timeout, as_json=options.json)
+    if options.piece is None:
+        return wait(options.url, options.stall_timeout, as_json=options.json)
+    return wait_a_piece(options.url, options.stall_timeout, options.piece, options.memory)
 
 
 def _probe(options: argparse.Namespace) -> int:

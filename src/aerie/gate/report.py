@@ -1,20 +1,30 @@
-"""`aerie status`: the service's state in a terminal; its rows are the status page's too."""
+"""`aerie status`: the service's state in a terminal."""
 
 import json
+import os
+import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from aerie.gate.wait import Verdict, fetch_state
+from aerie.gate.drawing import overview
+from aerie.gate.judge import Verdict
+from aerie.gate.screen import columns_of, style_of
+from aerie.gate.state import NoState, read_state
 from aerie.speculation import Speculation
 
 
 def status(url: str, *, as_json: bool) -> int:
     """Print the state of the service at `url`; return 0 where it is ready, 1 where not, 4 where nothing answers."""
-    state = fetch_state(url)
-    if state is None:
-        print(f"nothing at {url} answers as Aerie's status")
+    state = read_state(url)
+    if isinstance(state, NoState):
+        print(state.why, file=sys.stderr)
         return Verdict.NOBODY
-    print(json.dumps(state, indent=1) if as_json else "\n".join(f"{name:<13} {text}" for name, text in rows(state)))
+    if as_json:
+        print(json.dumps(state, indent=1))
+    else:
+        print("\n".join(overview(state, columns_of(sys.stdout), style_of(sys.stdout, os.environ))))
+        if state["diagnosis"]:
+            print(f"\n{state['diagnosis']['text']}")
     return Verdict.READY if state["phase"] == "ready" else Verdict.FAILED
 
 

@@ -6,28 +6,59 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
+START = {
+    "phases": [
+        {"name": "configuring", "began": "2026-11-29T12:00:00Z", "ended": "2026-11-29T12:00:08Z", "fraction": 1.0,
+         "detail": ""},
+        {"name": "loading target", "began": "2026-11-29T12:00:08Z", "ended": None, "fraction": 0.41,
+         "detail": "26 of 64 shards"},
+        {"name": "loading drafter", "began": None, "ended": None, "fraction": None, "detail": ""},
+    ],
+    "phase": "loading target", "fraction": 0.33, "began": "2026-11-29T12:00:00Z", "ended": None,
+    "eta": "2026-11-29T12:15:00Z", "remaining_seconds": 512.0, "moved": "2026-11-29T12:05:00Z", "moved_by": "read",
+    "silent_seconds": 3.0, "stalled": False, "waiting_for": "rank 3: 41.2 GB read",
+}  # fmt: skip
+
+DIAGNOSIS = {
+    "signature": "eagle3-target-not-listed", "known": True, "title": "vLLM refuses the target for EAGLE-3",
+    "cause": "The model is not in the list of targets.", "remedy": "Use an image whose series lists it.",
+    "kind": "configuration", "severity": "fatal", "source": "vllm/config/speculative.py (0.17.1)",
+    "root": {"text": "ValueError: eagle3 is only supported for [...]", "process": "APIServer", "pid": 77,
+             "file": "vllm/config/speculative.py", "line": 812, "function": "_verify_args", "chain": [],
+             "excerpt": ["(APIServer pid=77) ValueError: eagle3 is only supported for [...]"]},
+    "evidence": [], "at": "2026-11-29T12:06:00Z", "report": "/var/lib/aerie/crashes/1.txt",
+    "text": "-----\nDIAGNOSIS: vLLM refuses the target for EAGLE-3\n\nWhat to do\n  Use an image that lists it.\n-----",
+}  # fmt: skip
+
 STATE = {
-    "schema": 1,
+    "schema": 2,
     "phase": "starting",
-    "step": "loading target",
-    "progress": 0.5,
-    "reason": None,
     "since": "2026-11-29T12:00:00Z",
+    "reason": None,
     "model": "kimi",
+    "start": START,
     "engine": {"pid": 7, "starts": 1, "started": "2026-11-29T12:00:00Z", "exit": None},
-    "last_error": None,
+    "diagnosis": None,
+    "serving": None,
+    "speculation": None,
     "last_line": "",
     "next_start": None,
     "failures": 0,
-    "speculation": None,
+    "hangs": 0,
     "versions": {"aerie": "0.1.0", "vllm": None},
 }
 
 
 @pytest.fixture
 def state():
-    """Return a function that gives a state with some of its fields changed."""
-    return lambda **changes: STATE | changes
+    """Return a function that gives a state with some of its fields changed, and some of its start's."""
+    return lambda start=(), **changes: STATE | {"start": START | dict(start)} | changes
+
+
+@pytest.fixture
+def diagnosis():
+    """The `diagnosis` of a state whose engine has failed."""
+    return dict(DIAGNOSIS)
 
 
 @pytest.fixture
@@ -53,7 +84,7 @@ def answers():
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     table = {"url": f"http://127.0.0.1:{server.server_port}", "asked": []}
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
     yield table
     server.shutdown()
     server.server_close()

@@ -38,3 +38,15 @@ def test_it_needs_the_standard_library_only():
     done = subprocess.run([sys.executable, "-I", "-S", "-c", script], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("no answer")
+
+
+def test_it_loads_nothing_of_aerie_but_what_it_needs():
+    # It runs every two seconds while a model loads, on CPUs that have better to do.
+    script = (
+        "import sys; from aerie.cli import main; main(['probe', 'http://127.0.0.1:9']);"
+        "print(sorted(name for name in sys.modules if name.startswith('aerie')))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], env={"PYTHONPATH": str(SOURCE)}, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.splitlines()[-1] == "['aerie', 'aerie.cli', 'aerie.gate', 'aerie.gate.http', 'aerie.gate.probe']"

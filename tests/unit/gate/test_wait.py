@@ -1,116 +1,153 @@
-"""When the gate opens, and when it gives up."""
+"""The command `aerie wait` where there is no terminal."""
 
 import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
 
 import pytest
 
 from aerie.cli import main
+from aerie.gate import judge as judge_module
 from aerie.gate import wait as wait_module
-from aerie.gate.wait import Gate, Verdict
 
-
-def verdicts(*looks, stall_timeout=100):
-    """Return the verdict after each (second, state); none may come after the first that is one."""
-    gate = Gate(stall_timeout, 0)
-    found = [gate.judge(state, now)[0] for now, state in looks]
-    assert not any(verdict is not None for verdict in found[:-1]), found
-    return found
-
-
-def test_it_opens_when_ready(state):
-    gate = Gate(100, 0)
-    assert gate.judge(state(), 1) == (None, "starting: loading target 50%")
-    assert gate.judge(state(phase="ready", step="", progress=None), 42) == (Verdict.READY, "ready after 42 s")
-
-
-@pytest.mark.parametrize("phase", ["held", "stopping", "stopped"])
-def test_what_waits_for_a_person_is_a_failure_at_once(state, phase):
-    gate = Gate(100, 0)
-    assert gate.judge(state(phase=phase, reason="no key"), 1) == (Verdict.FAILED, f"{phase}: no key")
-
-
-def test_a_failure_before_our_eyes_is_an_answer(state):
-    assert verdicts((1, state()), (2, state(phase="failed", failures=1)))[-1] is Verdict.FAILED
-
-
-def test_a_failure_from_before_may_be_mended_by_the_next_start(state):
-    earlier = state(phase="failed", failures=2)
-    assert verdicts((1, earlier), (2, state(failures=2)), (3, state(phase="ready")))[-1] is Verdict.READY
-    assert verdicts((1, earlier), (2, state(failures=2)), (3, earlier | {"failures": 3}))[-1] is Verdict.FAILED
-
-
-def test_an_engine_that_was_dying_when_we_came_has_failed_before(state):
-    dying, dead = state(phase="unready", reason="/health answered 503"), state(phase="failed", failures=1)
-    assert verdicts((0, dying), (6, dead), (16, state(failures=1)), (40, state(phase="ready")))[-1] is Verdict.READY
-    assert verdicts((0, dying), (6, dead), (16, state(failures=1)), (20, dead | {"failures": 2}))[-1] is Verdict.FAILED
-
-
-def test_unready_is_a_failure_when_it_stays(state):
-    unready = state(phase="unready", reason="no drafts")
-    assert verdicts((0, unready), (20, unready), (25, unready)) == [None, None, Verdict.FAILED]
-    assert verdicts((0, unready), (20, state()), (21, unready), (40, unready))[-1] is None
-
-
-def test_progress_of_any_kind_moves_the_deadline(state):
-    moves = [state(), state(progress=0.6), state(step="x"), state(last_line="y"), state(phase="checking")]
-    assert verdicts(*[(90 * number, move) for number, move in enumerate(moves)]) == [None] * 5
-
-
-def test_a_stall_is_a_stall_whatever_the_time(state):
-    assert verdicts((0, state()), (99, state()), (100, state())) == [None, None, Verdict.STALLED]
-
-
-def test_nobody_there(state):
-    assert verdicts((0, None), (59, None), (60, None)) == [None, None, Verdict.NOBODY]
-    assert verdicts((0, None), (59, state()), (118, None), (119, None)) == [None, None, None, Verdict.NOBODY]
+SOURCE = Path(__file__).parents[3] / "src"
 
 
 @pytest.fixture
 def hurry(monkeypatch):
     monkeypatch.setattr(wait_module, "_POLL", 0.01)
-    monkeypatch.setattr(wait_module, "_NOBODY", 0.1)
+    monkeypatch.setattr(judge_module, "_NOBODY", 0.1)
 
 
-def test_the_command_tells_each_change_once_and_exits_with_the_verdict(answers, state, hurry, capsys):
-    told = iter([state(), state(), state(), state(step="x", progress=None), state(phase="ready")])
-    answers["/status"] = (200, lambda _body: json.dumps(next(told)))
+def say(answers, *states):
+    """Answer with one state after the other, and the last for ever."""
+    left = list(states)
+    answers["/status"] = (200, lambda _body: json.dumps(left.pop(0) if len(left) > 1 else left[0]))
+
+
+def test_each_change_is_told_once_and_the_verdict_is_the_exit_code(answers, state, hurry, capsys):
+    say(answers, state(), state(), state(start={"phase": "loading drafter"}), state(phase="ready"))
     assert main(["wait", answers["url"]]) == 0
-    lines = capsys.readouterr().err.splitlines()
-    assert [line.partition("] ")[2] for line in lines[:-1]] == ["starting: loading target 50%", "starting: x"]
+    captured = capsys.readouterr()
+    lines = captured.err.splitlines()
+    assert [line.partition("] ")[2].partition(":")[0] for line in lines[:-1]] == ["loading target", "loading drafter"]
     assert lines[-1].startswith(f"{answers['url']}: ready after")
+    assert captured.out == ""
 
 
-def test_the_reason_is_printed_and_json_holds_the_status(answers, state, hurry, capsys):
-    answers["/status"] = (200, json.dumps(state(phase="held", reason="no key")))
+def test_a_failure_ends_with_the_diagnosis(answers, state, diagnosis, hurry, capsys):
+    say(answers, state(), state(phase="failed", failures=1, reason="died", diagnosis=diagnosis))
+    assert main(["wait", answers["url"]]) == 1
+    assert f"{answers['url']}: failed: died\n\n{diagnosis['text']}\n" in capsys.readouterr().err
+
+
+def test_json_is_one_object_at_the_end(answers, state, diagnosis, hurry, capsys):
+    held = state(phase="held", reason="no key", diagnosis=diagnosis)
+    say(answers, state(), held)
     assert main(["wait", "--json", answers["url"] + "/"]) == 1
     captured = capsys.readouterr()
     outcome = json.loads(captured.out)
     assert (outcome["verdict"], outcome["line"]) == ("failed", "held: no key")
-    assert outcome["status"]["phase"] == "held"
-    assert "held: no key" in captured.err
+    assert outcome["message"] == f"held: no key\n\n{diagnosis['text']}"
+    assert outcome["status"] == held
+    assert 0 <= outcome["seconds"] < 10
+    assert "loading target" in captured.err
 
 
-@pytest.mark.parametrize("text", ["<html>", "[]", "{}"])
-def test_another_service_on_the_port_is_nobody(answers, hurry, text):
+def test_a_stall_exits_3(answers, state, hurry, capsys):
+    say(answers, state())
+    assert main(["wait", "--stall-timeout", "0.2", answers["url"]]) == 3
+    assert "nothing has moved for" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", ["<html>", "[]", "{}", '"schema"', "null", '{"schema": 2}', "4"])
+def test_another_service_on_the_port_is_named_and_nobody(answers, hurry, capsys, text):
     answers["/status"] = (200, text)
     assert main(["wait", answers["url"]]) == 4
+    assert "is not Aerie's status port" in capsys.readouterr().err
 
 
-def test_a_terminal_gets_one_redrawn_line(answers, state, hurry, monkeypatch, capsys):
-    told = iter([state(), state(step="a step that is long " * 9), state(phase="ready")])
-    answers["/status"] = (200, lambda _body: json.dumps(next(told)))
-    monkeypatch.setattr(wait_module.sys.stderr, "isatty", lambda: True, raising=False)
-    monkeypatch.setenv("COLUMNS", "80")
-    assert main(["wait", answers["url"]]) == 0
-    shown = capsys.readouterr().err
-    assert shown.count("\r") == 3
-    assert shown.count("\n") == 1
-    assert max(map(len, shown.split("\r\x1b[K"))) < 80
+def test_another_schema_is_told_at_once(answers, capsys):
+    answers["/status"] = (200, json.dumps({"schema": 1, "phase": "starting", "versions": {"aerie": "0.0.9"}}))
+    began = time.monotonic()
+    assert main(["wait", answers["url"]]) == 4
+    assert time.monotonic() - began < 2
+    said = capsys.readouterr().err
+    assert "schema 1 (aerie 0.0.9), and this aerie reads 2" in said
+    assert "recreate the container" in said
 
 
-def test_ctrl_c_exits_130(hurry, monkeypatch):
-    def interrupted(_seconds):
-        raise KeyboardInterrupt
+def test_a_failure_is_told_within_a_second(answers, state):
+    since = []
 
-    monkeypatch.setattr(wait_module.time, "sleep", interrupted)
-    assert main(["wait", "http://127.0.0.1:9"]) == 130
+    def answer(_body):
+        if len(answers["asked"]) > 2 and not since:
+            since.append(time.monotonic())
+        return json.dumps(state(phase="failed", failures=1) if since else state())
+
+    answers["/status"] = (200, answer)
+    assert main(["wait", answers["url"]]) == 1
+    # From the state that says so; the one before is half a second old at most.
+    assert time.monotonic() - since[0] < 0.5
+    assert wait_module._POLL <= 0.5
+
+
+def test_pieces_make_one_wait(answers, state, hurry, capsys):
+    """What a piece has seen the next one knows, and each tells what is new."""
+    say(answers, state(), state(), state(phase="failed", failures=1, reason="died"))
+    assert main(["wait", "--piece", "5", answers["url"]]) == 5
+    first = json.loads(capsys.readouterr().out)
+    assert (first["verdict"], first["news"]) == (None, True)
+    assert first["line"].startswith("loading target: 26 of 64 shards")
+    assert main(["wait", "--piece", "0", "--memory", first["memory"], answers["url"]]) == 5
+    second = json.loads(capsys.readouterr().out)
+    assert (second["verdict"], second["news"]) == (None, False)
+    # Alone it would take this failure for one from before.
+    assert main(["wait", "--piece", "5", "--memory", second["memory"], answers["url"]]) == 1
+    last = json.loads(capsys.readouterr().out)
+    assert (last["verdict"], last["line"], last["status"]["phase"]) == ("failed", "failed: died", "failed")
+    assert last["seconds"] >= second["seconds"]
+
+
+def test_a_piece_ends_after_its_time(answers, state, capsys):
+    say(answers, state())
+    assert main(["wait", "--piece", "5", answers["url"]]) == 5
+    memory = json.loads(capsys.readouterr().out)["memory"]
+    began = time.monotonic()
+    assert main(["wait", "--piece", "1.2", "--memory", memory, answers["url"]]) == 5
+    assert 0.7 < time.monotonic() - began < 1.3
+    assert capsys.readouterr().err == ""
+
+
+def test_another_text_as_memory_is_wrong_usage(capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main(["wait", "--piece", "1", "--memory", "{}", "http://127.0.0.1:9"])
+    assert "not the memory of a wait" in capsys.readouterr().err
+
+
+def test_ctrl_c_exits_130_without_a_traceback(answers, state):
+    say(answers, state())
+    command = [sys.executable, "-m", "aerie.cli", "wait", answers["url"]]
+    environment = os.environ | {"PYTHONPATH": str(SOURCE)}
+    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as process:
+        assert "loading target" in process.stderr.readline()
+        process.send_signal(2)
+        _, said = process.communicate(timeout=10)
+    assert (process.returncode, said) == (130, "no longer waiting; the service goes on by itself\n")
+
+
+def test_it_needs_the_standard_library_only(answers, state):
+    say(answers, state(phase="held", reason="no key"))
+    script = (
+        f"import sys; sys.path.insert(0, {str(SOURCE)!r}); from aerie.cli import main; sys.exit(main(sys.argv[1:]))"
+    )
+    for command, code in (("wait", 1), ("status", 1)):
+        done = subprocess.run(
+            [sys.executable, "-I", "-S", "-c", script, command, answers["url"]],
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert done.returncode == code, done.stderr
+        assert "no key" in done.stdout + done.stderr
