@@ -18,8 +18,8 @@ PHASES = {
     "profiling memory": 38,
     "compiling": 96,
     "capturing graphs (measuring)": 12,
-    "capturing graphs": 31,
     "warming up": 24,
+    "capturing graphs": 31,
     "listening": 3,
     "answering": 2,
 }
@@ -127,7 +127,7 @@ class Example:
 
     def finished_start(self, ready_for: float) -> State:
         """Return a start that became ready `ready_for` seconds ago."""
-        start = self.start("answering", 1.0, fraction=1.0, eta=None, remaining_seconds=0.0, phase="")
+        start = self.start("answering", 1.0, fraction=1.0, eta=None, remaining_seconds=None)
         start = copy.deepcopy(start)
         for moment in [start, *start["phases"]]:
             for key in ("began", "ended", "moved"):

@@ -12,6 +12,7 @@ from urllib.parse import quote, urlsplit
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
+from aerie.engine_metrics import Speculation
 from aerie.gate.words import percent, rough
 
 _HERE = Path(__file__).parent
@@ -69,7 +70,8 @@ CONTENT_SECURITY_POLICY = "; ".join(
 
 def render(state: Mapping[str, Any], now: datetime) -> str:
     """Return the page of `state`, which has the form of `/status`, as it stands at `now` (with a time zone)."""
-    phase, start, speculation = state["phase"], state["start"], state["speculation"]
+    phase, start = state["phase"], state["start"]
+    speculation = Speculation(**state["speculation"]) if state["speculation"] else None
     starting = phase in {"starting", "checking"}
     title, tone = _PHASES[phase]
     if starting and start and start["stalled"]:
@@ -95,8 +97,8 @@ def render(state: Mapping[str, Any], now: datetime) -> str:
         place=_place(state["diagnosis"]["root"]) if state["diagnosis"] and state["diagnosis"]["root"] else "",
         words=bool(start) and not starting and not start["ended"],
         serving=state["serving"] if phase == "ready" else None,
-        acceptance_length=_acceptance_length(speculation),
-        positions=_positions(speculation),
+        phases=_phases(start, under_way=starting) if start else [],
+        speculation=speculation,
     )
 
 
@@ -131,18 +133,14 @@ def _until(iso: str, now: datetime) -> str:
     return f"Next start in {_duration(left)}" if left > 0 else "Next start now"
 
 
-def _acceptance_length(speculation: Mapping[str, Any] | None) -> float | None:
-    """Return the mean number of tokens a step of the target yields; None before the first draft."""
-    if speculation is None or not speculation["drafts"]:
-        return None
-    return float(1 + speculation["accepted_tokens"] / speculation["drafts"])
-
-
-def _positions(speculation: Mapping[str, Any] | None) -> list[float]:
-    """Return the part of the drafts whose first, second ... token was accepted."""
-    if speculation is None or not speculation["drafts"]:
-        return []
-    return [accepted / speculation["drafts"] for accepted in speculation.get("accepted_by_position", ())]
+def _phases(start: Mapping[str, Any], *, under_way: bool) -> list[tuple[str, Mapping[str, Any]]]:
+    """Return what became of each phase, and the phase; those that this start left out are left out here too."""
+    last = max((number for number, phase in enumerate(start["phases"]) if phase["began"]), default=-1)
+    return [
+        ("done" if phase["ended"] else "next" if number > last else "now" if under_way else "cut", phase)
+        for number, phase in enumerate(start["phases"])
+        if phase["began"] or (number > last and not start["ended"])
+    ]
 
 
 # --- How things are written ---

@@ -8,8 +8,9 @@ from html.parser import HTMLParser
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from states import EXAMPLES, Example
+from states import EXAMPLES, PHASES, Example
 
+from aerie.startup.phases import StartPhase
 from aerie.status.page import _code, _duration, render
 from aerie.supervisor.state import Phase, State, to_json
 
@@ -74,6 +75,10 @@ def test_an_example_has_the_form_of_the_state(name):
     assert set(example["engine"]) == set(real["engine"])
 
 
+def test_the_examples_have_the_phases_of_a_start():
+    assert list(PHASES) == list(StartPhase)
+
+
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_each_state_has_a_whole_page_that_loads_nothing(name):
     found = page(getattr(EXAMPLE, name)())
@@ -136,6 +141,21 @@ def test_a_start_tells_where_it_is():
 def test_a_bar_without_a_fraction_has_no_value():
     html = render(EXAMPLE.compiling(), NOW)
     assert '<progress max="1" aria-label="Compiling">' in html
+
+
+@pytest.mark.parametrize("name", ["loading", "ready", "failed"])
+def test_phases_that_a_start_left_out_are_not_shown(name):
+    state = getattr(EXAMPLE, name)()
+    assert "Spawning workers: done" in page(state).text
+    state["start"]["phases"][1] |= {"began": None, "ended": None, "fraction": None}
+    text = page(state).text
+    assert "Spawning workers" not in text
+    assert "Joining ranks: done" in text
+    assert ("Compiling: to come" in text) == (name != "ready")
+
+
+def test_the_phase_that_a_start_failed_in_is_marked():
+    assert "Loading drafter: ended here" in page(EXAMPLE.failed()).text
 
 
 def test_a_stall_is_said():
