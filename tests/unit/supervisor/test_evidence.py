@@ -1,0 +1,93 @@
+"""What stands outside the container: counters of both cgroup versions, and the kernel's lines."""
+
+import re
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+import yaml
+
+from aerie.supervisor.evidence import KERNEL_LOG, Before, MemoryCgroup, before, outside
+
+REPOSITORY = Path(__file__).parents[3]
+V2 = ("0::/engine.scope\n", "engine.scope", "memory.events", "memory.max", "low 0\nmax 7\noom 1\noom_kill {}\n", "max")
+V1 = (
+    "4:memory:/docker/abc\n0::/\n",
+    "memory/docker/abc",
+    "memory.oom_control",
+    "memory.limit_in_bytes",
+    "oom_kill_disable 0\nunder_oom 0\noom_kill {}\n",
+    "9223372036854771712",
+)
+
+
+def cgroup(tmp_path, version, *, kills, limit=None, in_container):
+    membership, path, counters, limit_file, text, unlimited = version
+    (tmp_path / "membership").write_text(membership)
+    # A container sees its own cgroup at the mount point; the path in /proc is the host's.
+    directory = tmp_path / (path.split("/")[0] if version is V1 else "") if in_container else tmp_path / path
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / counters).write_text(text.format(kills))
+    (directory / limit_file).write_text(f"{limit or unlimited}\n")
+    return MemoryCgroup(tmp_path, tmp_path / "membership")
+
+
+@pytest.mark.parametrize("version", [V1, V2], ids=["v1", "v2"])
+@pytest.mark.parametrize("in_container", [True, False], ids=["container", "host"])
+def test_a_kill_by_the_kernel_is_told_with_the_limit(tmp_path, version, in_container):
+    earlier = before(1000.0, cgroup(tmp_path, version, kills=2, limit=2 << 30, in_container=in_container))
+    assert (
+        outside(earlier, 1060.0, cgroup(tmp_path, version, kills=2, in_container=in_container), tmp_path / "no") == []
+    )
+    after = cgroup(tmp_path, version, kills=3, limit=2 << 30, in_container=in_container)
+    (told,) = outside(earlier, 1060.0, after, tmp_path / "no")
+    assert (told.source, told.at) == ("cgroup", 1060.0)
+    assert "the kernel killed 1 of the container's processes" in told.text
+    assert "the container's limit is 2.0 GiB" in told.text
+
+
+@pytest.mark.parametrize("version", [V1, V2], ids=["v1", "v2"])
+def test_without_a_limit_it_was_the_hosts_memory(tmp_path, version):
+    after = cgroup(tmp_path, version, kills=1, in_container=True)
+    (told,) = outside(Before(0.0, 0), 1.0, after, tmp_path / "no")
+    assert "it has no limit: the host's ran out" in told.text
+
+
+def test_a_machine_that_counts_nothing_says_nothing(tmp_path):
+    nothing = MemoryCgroup(tmp_path, tmp_path / "membership")
+    assert (nothing.oom_kills(), nothing.limit()) == (None, None)
+    assert outside(before(0.0, nothing), 1.0, nothing, tmp_path / "no") == []
+    (tmp_path / "memory.events").write_text("low 0\n")
+    assert MemoryCgroup(tmp_path, tmp_path / "membership").oom_kills() is None
+
+
+def test_this_machines_own_cgroup_can_be_read():
+    assert MemoryCgroup().oom_kills() is not None, "Linux 4.13 and later count in cgroups of either version"
+
+
+def test_the_kernels_lines_since_shortly_before_the_start_are_told(tmp_path):
+    started = datetime(2026, 11, 29, 22, 0, tzinfo=UTC).timestamp()
+    log = tmp_path / "kernel.log"
+    xid = "{}+0000 kernel: NVRM: Xid (PCI:0000:{}:00): 79, pid=1234, name=python, GPU has fallen off the bus.\n"
+    moments = ["2026-11-29T21:00:00.000001", "2026-11-29T21:59:00.000001", "2026-11-29T22:20:00.000001"]
+    log.write_text("".join(xid.format(moment, bus) for moment, bus in zip(moments, ["31", "41", "51"], strict=True)))
+    told = outside(Before(started, 0), started + 1500, MemoryCgroup(tmp_path, tmp_path), log)
+    assert [line.source for line in told] == ["kernel"] * 2
+    assert [line.pci for line in told] == ["0000:41:00", "0000:51:00"]
+    assert told[1].at == pytest.approx(started + 1200, abs=0.01)
+
+
+def test_only_the_end_of_a_long_log_is_read(tmp_path):
+    log = tmp_path / "kernel.log"
+    line = "2026-11-29T22:00:00.000001+0000 kernel: pcieport 0000:40:01.1: AER: Corrected error message received\n"
+    log.write_text(line * 40_000)
+    assert len(outside(Before(0.0, 0), 1.0, MemoryCgroup(tmp_path, tmp_path), log)) == 1_000_000 // len(line)
+
+
+def test_the_log_is_where_compose_mounts_what_the_unit_writes():
+    for name in ("compose.yaml", "compose.cpu.yaml"):
+        text = re.sub(r"!(override|reset)", "", (REPOSITORY / name).read_text())
+        mounts = {mount["target"] for mount in yaml.safe_load(text)["services"]["vllm"]["volumes"]}
+        assert str(KERNEL_LOG.parent) in mounts
+    script = (REPOSITORY / "ansible/roles/vllm/files/kernel-log.sh").read_text()
+    assert f"log=$directory/{KERNEL_LOG.name}\n" in script
