@@ -29,9 +29,7 @@ _LINE_END = re.compile(rb"[\r\n]")
 # first before everything that a process prints, 0.32 before what is logged only.
 _PROCESS = r"\(([A-Za-z][\w.-]{0,63}) pid=(\d{1,10})\)(?: |$)"
 _LOGGED = r"(DEBUG|INFO|WARNING|ERROR|CRITICAL) (\d\d-\d\d \d\d:\d\d:\d\d) \[([^\]\s]{1,200}:\d{1,6})\](?: |$)"
-_HEAD = re.compile(f"(?:{_PROCESS})?(?:{_LOGGED})?")
-# A question without a newline, or two processes that write at once, leave the next line's head mid-line.
-_NEXT_HEAD = re.compile(f"{_PROCESS}|{_LOGGED}")
+_HEAD = re.compile(f"{_PROCESS}(?:{_LOGGED})?|{_LOGGED}")
 
 # What those who carry a log put before each line, in any nesting.
 _ISO_TIME = r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)? "
@@ -39,14 +37,13 @@ _OTHER_TIME = r"(?:[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d|\d{10}\.\d{6}|\[ {0,9}\d
 _HOST_AND_UNIT = r"[\w.-]{1,253} [\w./@-]{1,128}"
 _CARRIED = re.compile(
     r"\[pod/[\w./-]{1,300}\] "  # kubectl logs --prefix
-    r"|[A-Za-z0-9][\w.-]{0,127} {0,64}\| "  # docker compose logs
+    r"|[A-Za-z][\w.-]{0,127} {0,64}\| "  # docker compose logs
     rf"|{_ISO_TIME}(?:std(?:out|err) [FP] |{_HOST_AND_UNIT}\[\d{{1,10}}\]: )?"  # --timestamps, CRI, journald
     rf"|{_OTHER_TIME}{_HOST_AND_UNIT}(?:\[\d{{1,10}}\])?: "  # journald and syslog
 )
 
 # Terminals' colours and cursor moves; the second form is what is left of them in a paste that lost the escape.
 _COLOUR = re.compile(r"(?:\x1b|\^\[)\[[0-9;?]{0,32}[ -/]?[@-~]|\[(?:\d;\d{1,2}|[39]\d|0)m(?!\])")
-_COLOUR_SIGNS = ("\x1b[", "^[[", "[0;", "[0m", "[1;")
 
 
 class LineReader:
@@ -103,19 +100,20 @@ def parse(text: str) -> list[Line]:
 
 def _read(text: str) -> tuple[list[Line], tuple[str, int | None]]:
     """Return what one physical line says, and the process that its last head names."""
+    if "\x1b[" in text or "^[[" in text or "[0;" in text or "[0m" in text or "[1;" in text:
+        text = _COLOUR.sub("", text)
+    start = 0
+    while (head := _HEAD.match(text, start)) is None and (carried := _CARRIED.match(text, start)):
+        start = carried.end()
+    if head:
+        start = head.end()
     said: list[Line] = []
-    process: tuple[str, int | None] = ("", None)
-    text = _bare(text)
-    start: int | None = 0
-    while start is not None:
-        head = _head(text, start)
-        following = _NEXT_HEAD.search(text, head.end()) if _may_hold_a_head(text, head.end()) else None
-        start = following.start() if following else None
-        name, pid, level, clock, source = head.groups("")
-        process = (name, int(pid) if pid else None)
-        if body := text[head.end() : start].rstrip():
-            said.append(Line(body, *process, level, clock, source))
-    return said, process
+    # A question without a newline, or two processes that write at once, leave the next line's head mid-line.
+    for following in _HEAD.finditer(text, start) if _may_hold_a_head(text, start) else ():
+        _say(said, head, text[start : following.start()])
+        head, start = following, following.end()
+    _say(said, head, text[start:])
+    return said, _process(head)
 
 
 def _may_hold_a_head(text: str, start: int) -> bool:
@@ -123,14 +121,15 @@ def _may_hold_a_head(text: str, start: int) -> bool:
     return text.find(" pid=", start) >= 0 or text.find("] ", start) >= 0
 
 
-def _bare(text: str) -> str:
-    if any(sign in text for sign in _COLOUR_SIGNS):
-        text = _COLOUR.sub("", text)
-    start = 0
-    while _head(text, start).end() == start and (carried := _CARRIED.match(text, start)):
-        start = carried.end()
-    return text[start:]
+def _say(said: list[Line], head: re.Match[str] | None, text: str) -> None:
+    if not (text := text.rstrip()):
+        return
+    if head is None:
+        said.append(Line(text))
+        return
+    level, clock, source = head.group(3, 4, 5) if head[3] else head.group(6, 7, 8)
+    said.append(Line(text, *_process(head), level or "", clock or "", source or ""))
 
 
-def _head(text: str, start: int) -> re.Match[str]:
-    return _HEAD.match(text, start)  # type: ignore[return-value]  # each part of it may be missing: it always matches
+def _process(head: re.Match[str] | None) -> tuple[str, int | None]:
+    return (head[1], int(head[2])) if head and head[1] else ("", None)
