@@ -1,26 +1,17 @@
 """What the machine around the engine says of its death: the container's memory counters, the host kernel's lines."""
 
 import os
-from dataclasses import dataclass
 from pathlib import Path
 
 from aerie.diagnosis.evidence import Evidence, parse_kernel
+from aerie.diagnosis.signatures import Kind
 
 KERNEL_LOG = Path("/var/log/host-kernel/kernel.log")
 """Where compose.yaml mounts what the host's unit writes (ansible/roles/vllm/files/kernel-log.sh)."""
-_BEFORE = 120.0  # seconds; a GPU may fall off the bus some time before the first call to it fails
 _TAIL = 1_000_000  # bytes of the kernel's log that are read
 _CGROUPS = Path("/sys/fs/cgroup")
 _MEMBERSHIP = Path("/proc/self/cgroup")
 _UNLIMITED = 1 << 60  # bytes; version 1 says "no limit" by a number near 2^63
-
-
-@dataclass(frozen=True)
-class Before:
-    """What was so when an engine was started: the time in seconds since the epoch, and the kills counted till then."""
-
-    at: float
-    oom_kills: int | None
 
 
 class MemoryCgroup:
@@ -33,15 +24,15 @@ class MemoryCgroup:
                 self._counters, self._limit = directory / counters, directory / limit
                 return
 
-    def oom_kills(self) -> int | None:
-        """Return how many processes of the cgroup the kernel killed for want of memory; None where it does not say."""
+    def oom_kills(self) -> int:
+        """Return how many of the cgroup's processes the kernel has killed for want of memory; 0 where it does not say."""
         if self._counters is None:
-            return None
+            return 0
         try:
-            fields = dict(line.split(" ", 1) for line in self._counters.read_text().splitlines())
-            return int(fields["oom_kill"])
-        except (OSError, LookupError, ValueError):
-            return None  # a kernel before 4.13, or a file that only root may read
+            rows = [line.split() for line in self._counters.read_text().splitlines()]
+            return sum(int(number) for name, number in rows if name == "oom_kill")
+        except (OSError, ValueError):
+            return 0  # shown to root alone, or in another form
 
     def limit(self) -> int | None:
         """Return the limit in bytes, None for none."""
@@ -72,27 +63,23 @@ def _candidates(cgroups: Path, membership: Path) -> list[tuple[Path, str, str]]:
     ]
 
 
-def before(at: float, cgroup: MemoryCgroup) -> Before:
-    """Return what to compare with later; `at` in seconds since the epoch."""
-    return Before(at, cgroup.oom_kills())
+def outside(oom_kills: int, at: float, cgroup: MemoryCgroup, kernel_log: Path = KERNEL_LOG) -> list[Evidence]:
+    """Return what was said outside of an engine that was started when the cgroup had counted `oom_kills`.
+
+    `at` is now, in seconds since the epoch. What the kernel said may be older; `relevant` knows how old is too old.
+    """
+    return [*_killed(cgroup.oom_kills() - oom_kills, at, cgroup.limit()), *_kernel(kernel_log)]
 
 
-def outside(since: Before, at: float, cgroup: MemoryCgroup, kernel_log: Path = KERNEL_LOG) -> list[Evidence]:
-    """Return what was said outside of the engine since it was started, and shortly before that."""
-    return [*_killed(since, at, cgroup), *_kernel(kernel_log, since.at - _BEFORE)]
-
-
-def _killed(since: Before, at: float, cgroup: MemoryCgroup) -> list[Evidence]:
-    kills = cgroup.oom_kills()
-    if kills is None or since.oom_kills is None or kills <= since.oom_kills:
+def _killed(kills: int, at: float, limit: int | None) -> list[Evidence]:
+    if kills <= 0:
         return []
-    limit = cgroup.limit()
-    bound = f"the container's limit is {limit / 2**30:.1f} GiB" if limit else "it has no limit: the host's ran out"
-    text = f"the kernel killed {kills - since.oom_kills} of the container's processes for want of memory"
-    return [Evidence(source="cgroup", at=at, text=f"oom_kill: {text} ({bound})", pci=None, pid=None)]
+    bound = f"its limit is {limit / 2**30:.1f} GiB" if limit else "it has no limit: the host's memory ran out"
+    text = f"the container ran out of memory and the kernel killed {kills} of its processes; {bound}"
+    return [Evidence("cgroup", at, text, kind=Kind.MEMORY)]
 
 
-def _kernel(path: Path, since: float) -> list[Evidence]:
+def _kernel(path: Path) -> list[Evidence]:
     try:
         with path.open("rb") as file:
             if file.seek(0, os.SEEK_END) > _TAIL:
@@ -100,7 +87,6 @@ def _kernel(path: Path, since: float) -> list[Evidence]:
                 file.readline()  # which has no beginning any more
             else:
                 file.seek(0)
-            text = file.read().decode(errors="replace")
+            return parse_kernel(file.read().decode(errors="replace"))
     except OSError:
         return []  # no unit writes it here
-    return [line for line in parse_kernel(text) if line.at is None or line.at >= since]
