@@ -25,7 +25,7 @@ class MemoryCgroup:
                 return
 
     def oom_kills(self) -> int:
-        """Return how many of the cgroup's processes the kernel has killed for want of memory; 0 where it does not say."""
+        """Return how many processes of the cgroup the kernel killed for want of memory; 0 where it does not say."""
         if self._counters is None:
             return 0
         try:
