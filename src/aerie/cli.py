@@ -112,6 +112,17 @@ def _parser() -> argparse.ArgumentParser:
     ask.add_argument("--json", action="store_true", help="print it as JSON")
     ask.set_defaults(run=_ask)
 
+    diagnose = commands.add_parser(
+        "diagnose",
+        help="say why an engine failed, from its log",
+        description="Reads a log of `vllm serve`, as printed or as compose, journald, kubectl or a paste carry it, and "
+        "says what broke first and what to do. Of several starts in it, the last one that failed is told.",
+        epilog="Exit codes: 0 a known cause, 1 one that is not known, 2 wrong usage or no log, 3 no failure in it.",
+    )
+    diagnose.add_argument("log", metavar="FILE", help="the log, or - for standard input")
+    diagnose.add_argument("--json", action="store_true", help="print it as JSON")
+    diagnose.set_defaults(run=_diagnose)
+
     model = commands.add_parser("model", help="make checkpoints").add_subparsers(required=True, metavar="KIND")
     tiny = model.add_parser("tiny", help="write a tiny Kimi-K2.5 and two EAGLE-3 drafters for it")
     tiny.add_argument("--out", type=Path, required=True, metavar="DIR")
@@ -196,6 +207,12 @@ def _ask(options: argparse.Namespace) -> int:
     from aerie.gate.ask import ask
 
     return ask(options.url, options.api_keys_file, options.prompt, options.max_tokens, as_json=options.json)
+
+
+def _diagnose(options: argparse.Namespace) -> int:
+    from aerie.diagnosis.command import diagnose
+
+    return diagnose(options.log, as_json=options.json)
 
 
 def _model_tiny(options: argparse.Namespace) -> int:

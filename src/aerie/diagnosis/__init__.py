@@ -2,7 +2,7 @@
 
 from aerie.diagnosis.collector import Collector
 from aerie.diagnosis.diagnosis import Diagnosis
-from aerie.diagnosis.evidence import Evidence, compare_cgroup, parse_cgroup, parse_kernel, pci_address, relevant
+from aerie.diagnosis.evidence import Evidence, parse_kernel, pci_address, relevant
 from aerie.diagnosis.root_cause import RootCause
 from aerie.diagnosis.signatures import Kind, Severity
 
@@ -13,8 +13,6 @@ __all__ = [
     "Kind",
     "RootCause",
     "Severity",
-    "compare_cgroup",
-    "parse_cgroup",
     "parse_kernel",
     "pci_address",
     "relevant",

@@ -65,6 +65,11 @@ class Collector:
         return self._dying
 
     @property
+    def undecided(self) -> bool:
+        """Whether something broke that a living engine may have caught."""
+        return not self._dying and self.diagnose() is not None
+
+    @property
     def noticed(self) -> tuple[Signature, ...]:
         """Signatures of lines seen that end nothing: harmless ones, and what makes the engine serve worse."""
         return tuple(known for known in self._known if known.id in self._seen and known.severity is not Severity.FATAL)
@@ -91,7 +96,8 @@ class Collector:
         already: KILLED, or HUNG.
         """
         said = most_telling(self._all_said())
-        if ended is None and not self._dying and (said is None or said.telling < Telling.RAISED):
+        broke = self._dying or self._ending_lines() or (said is not None and said.telling >= Telling.RAISED)
+        if ended is None and not broke:
             return None
         about_nccl = said is None or is_silent(said) or _ABOUT_NCCL.search(words(said))
         remarks = tuple(self._nccl) if about_nccl else ()
@@ -122,6 +128,8 @@ class Collector:
         if not self._dying and any(sign in text for sign in LIFE):
             for said in self._all_said():
                 said.outlived = True
+            for known in self._ending_lines():
+                del self._seen[known.id]
 
     def _read(self, line: Line) -> None:
         if not line.level:
@@ -159,6 +167,10 @@ class Collector:
                 return
             kept.popleft()
         kept.append(said)
+
+    def _ending_lines(self) -> list[Signature]:
+        """Return the fatal signatures whose line was seen."""
+        return [known for known in self._known if known.id in self._seen and known.severity is Severity.FATAL]
 
     def _all_said(self) -> list[Said]:
         return [said for kept in self._said.values() for said in kept]

@@ -56,7 +56,9 @@ class Diagnosis:
         fields = ("signature", "known", "title", "cause", "remedy", "kind", "severity", "source")
         written: dict[str, Any] = {name: getattr(self, name) for name in fields}
         written |= {"kind": str(self.kind), "severity": str(self.severity)}
-        root = self.root and {**asdict(self.root), "chain": list(self.root.chain), "excerpt": list(self.root.excerpt)}
+        root = self.root and {name: value for name, value in asdict(self.root).items() if name != "frames"}
+        if root:
+            root |= {"chain": list(root["chain"]), "excerpt": list(root["excerpt"])}
         return {**written, "root": root, "evidence": list(self.evidence)}
 
     def text(self) -> str:
@@ -114,13 +116,17 @@ def _match(
         if signature.severity is not Severity.FATAL:
             continue
         match signature.where:
-            case Where.CAUSE if signature.match.search(words):
+            case Where.CAUSE if signature.match.search(words) and _was_in(signature, root):
                 return signature
             case Where.LINE if signature.id in seen:
                 return signature
             case Where.EVIDENCE if signature.match.search(outside):
                 return signature
     return None
+
+
+def _was_in(signature: Signature, root: RootCause | None) -> bool:
+    return signature.frame is None or any(signature.frame.search(frame) for frame in (root.frames if root else ()))
 
 
 def _kind(root: RootCause | None, end: End, explaining: Sequence[Evidence]) -> Kind:

@@ -1,7 +1,7 @@
-"""What stands outside an engine's output: lines of the kernel and counters of its cgroup, and what they mean."""
+"""What stands outside an engine's output, the kernel's lines above all, and what it means."""
 
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -61,7 +61,7 @@ _XIDS: dict[int, tuple[Kind | None, str]] = {
     136: (Kind.HARDWARE, "a link of the GPU's fabric failed"),
     140: (Kind.HARDWARE, "memory errors that were not contained: reset the GPU"),
     143: (Kind.HARDWARE, "the GPU could not be initialised"),
-    154: (None, "the driver says what the GPU needs after an earlier Xid"),
+    154: (Kind.HARDWARE, "the GPU needs what the line says, a reset or a reboot, before it can be used again"),
 }
 
 _PCI = r"(?:[0-9A-Fa-f]{4,8}:)?[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}(?:\.[0-7])?"
@@ -96,7 +96,16 @@ _OTHERS = (
         Kind.HARDWARE,
         "the driver's module and its libraries are of different releases",
     ),
-    _Other(re.compile(r"NVRM: .*RmInitAdapter failed"), Kind.HARDWARE, "the driver could not initialise the GPU"),
+    _Other(
+        re.compile(r"RmInitAdapter failed|Cannot initialize GSP firmware"),
+        Kind.HARDWARE,
+        "the driver could not initialise the GPU",
+    ),
+    _Other(
+        re.compile(r"requires use of the NVIDIA open kernel modules"),
+        Kind.HARDWARE,
+        "the proprietary module does not drive this GPU",
+    ),
     _Other(re.compile(r"Surprise (?:Link )?Down|SDES\b"), Kind.HARDWARE, "a PCIe link broke without notice"),
     _Other(re.compile(r"pciehp.*(?:Link Down|Card not present)"), Kind.HARDWARE, "a PCIe slot lost its card"),
     _Other(re.compile(r"DPC: containment event"), Kind.HARDWARE, "a PCIe port cut its device off after an error"),
@@ -166,22 +175,6 @@ def _epoch(text: str) -> float | None:
     except ValueError:
         return None
     return moment.timestamp() if moment.tzinfo else moment.astimezone().timestamp()
-
-
-def parse_cgroup(text: str) -> dict[str, int]:
-    """Read `memory.events` (cgroup v2) or `memory.oom_control` (v1): a name and a number on each line."""
-    pairs = (line.split() for line in text.splitlines())
-    return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdecimal()}  # noqa: PLR2004
-
-
-def compare_cgroup(before: Mapping[str, int], after: Mapping[str, int], at: float | None = None) -> list[Evidence]:
-    """Return what the counters of the engine's cgroup say about the time between two readings."""
-    killed = after.get("oom_kill", 0) - before.get("oom_kill", 0)
-    if killed > 0:
-        text = f"oom_kill grew by {killed}, to {after['oom_kill']}"
-        meaning = "the kernel killed a process here for the container's memory limit or the host's lack of memory"
-        return [Evidence("cgroup", at, text, kind=Kind.MEMORY, meaning=meaning)]
-    return []
 
 
 def relevant(evidence: Iterable[Evidence], at: float, gpus: Collection[str] = ()) -> list[Evidence]:

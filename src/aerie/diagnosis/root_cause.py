@@ -29,6 +29,8 @@ class RootCause:
     """The first lines of everything chained to it, the first cause first."""
     excerpt: tuple[str, ...]
     """Lines of the log."""
+    frames: tuple[str, ...] = ()
+    """Every frame as `file in function`, the innermost first: what was being done when it happened."""
 
     @property
     def place(self) -> str:
@@ -43,14 +45,14 @@ class Telling(IntEnum):
     """A stop was asked for."""
     ECHO = 1
     """One process says that another broke."""
-    QUOTE = 2
-    """An echo that quotes what the other one said."""
-    LOGGED = 3
+    LOGGED = 2
     """An error that somebody caught and logged; the last one is taken, being nearest to the end."""
-    PEER = 4
+    PEER = 3
     """A connection to another process broke: true where nothing else was said."""
-    VANISHED = 5
+    VANISHED = 4
     """A process is gone, and nothing says how."""
+    QUOTE = 5
+    """One process repeats what another said."""
     RAISED = 6
     """An exception that may have ended something: the log does not say whether it was caught."""
     FATAL = 7
@@ -77,7 +79,7 @@ class Said:
 
 
 _STOPPED = re.compile(r"(?:[a-z_]\w*\.)*(?:KeyboardInterrupt|SystemExit|CancelledError|GeneratorExit)\b")
-_QUOTE = re.compile(r"Worker failed with error '")
+_QUOTE = re.compile(r"Worker failed with error '(?!cancelled')")
 _ECHO = re.compile(
     r"See root cause above|[Ss]ee stack trace|EngineDeadError|MQEngineDeadError|AsyncEngineDeadError"
     r"|check the stack ?trace above|Background loop has errored|Engine loop is not running"
@@ -110,6 +112,8 @@ _CAUGHT_HEADER = re.compile(
     r"Exception ignored in|Exception in |Task exception was never retrieved|--- Logging error ---|Unclosed "
     r"|handle: |future: |Error in atexit|Module \S+ was found but failed to import|ERROR: +Exception in ASGI"
 )
+# Where a dying engine writes down its last requests: long, personal, and no cause.
+_DUMP = "dump_input.py"
 # An exception that nothing caught has gone through the first frame of its process.
 _OUTERMOST = frozenset({"<module>", "_bootstrap", "_run_module_as_main"})
 _MAIN = frozenset({"main", "cmd", "run_server"})
@@ -139,12 +143,12 @@ def telling_of_trace(trace: Trace, level: str) -> Telling:  # noqa: PLR0911 - on
     root = trace.root.text
     if _STOPPED.match(root):
         return Telling.STOPPED
+    if _PEER.search(root):
+        return Telling.PEER
     if _QUOTE.search(root):
         return Telling.QUOTE
     if _ECHO.search(root) or any("EngineDeadError" in raised.text for raised in trace.raised):
         return Telling.ECHO
-    if _PEER.search(root):
-        return Telling.PEER
     if _CAUGHT_HEADER.match(trace.header):
         return Telling.LOGGED
     if trace.native or _FATAL_HEADER.search(trace.header):
@@ -171,10 +175,10 @@ def telling_of_line(line: Line) -> Telling | None:  # noqa: PLR0911 - one return
         return Telling.FATAL if code and code.startswith("-") else Telling.VANISHED
     if not line.level and _FATAL_LINE.match(text):
         return Telling.FATAL
+    if line.source.startswith(_DUMP):
+        return None
     if line.level in {"ERROR", "CRITICAL"} and not text[0].isspace():
-        if _FATAL_HEADER.search(text) or _ECHO.search(text) or line.source.startswith("dump_input.py"):
-            return Telling.ECHO
-        return Telling.LOGGED
+        return Telling.ECHO if _FATAL_HEADER.search(text) or _ECHO.search(text) else Telling.LOGGED
     if not line.level and text.startswith("ERROR: "):  # uvicorn's own
         return Telling.LOGGED
     return None
@@ -237,6 +241,7 @@ def root_cause(said: Said, pids: Mapping[str, int], remarks: Iterable[str]) -> R
         innermost=innermost and _place(_PACKAGE.sub("", innermost.file), innermost.line, innermost.function),
         chain=(*(_first_line(one.text) for one in raised), *before),
         excerpt=(*before, *_excerpt(said.trace)),
+        frames=tuple(_frame(frame) for one in raised for frame in reversed(one.frames)),
     )
 
 
@@ -261,6 +266,10 @@ def _excerpt(trace: Trace) -> list[str]:
         lines.popleft()
     shown = [trace.header, *lines] if trace.header else [*lines]
     return shown + [_first_line(chained.text) for chained in trace.raised[1:]]
+
+
+def _frame(frame: Frame) -> str:
+    return f"{_PACKAGE.sub('', frame.file)} in {frame.function}"
 
 
 def _place(file: str | None, line: int | None, function: str | None) -> str:

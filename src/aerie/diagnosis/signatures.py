@@ -59,6 +59,7 @@ class Signature:
     source: str
     excerpt: str
     needle: str = ""
+    frame: re.Pattern[str] | None = None
 
 
 _ID = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
@@ -101,7 +102,7 @@ def _problems(entry: Any) -> Iterable[str]:
     for word in _WORDS:
         if not isinstance(entry.get(word), str) or not entry[word].strip():
             yield f"{word} must be a text that is not empty, and is {entry.get(word)!r}"
-    for word in sorted(map(str, entry.keys() - {*_WORDS, "needle"})):
+    for word in sorted(map(str, entry.keys() - {*_WORDS, "needle", "frame"})):
         yield f"{word} is no field of a signature"
     for word, choices in _CHOICES:
         if isinstance(entry.get(word), str) and entry[word] not in set(choices):
@@ -115,12 +116,15 @@ def _problems_of_match(entry: dict[str, Any]) -> Iterable[str]:
     needle = entry.get("needle")
     if (entry.get("where") == Where.LINE) != (isinstance(needle, str) and bool(needle)):
         yield "needle, a literal that each such line contains, belongs to `where: line`, and to nothing else"
-    if not isinstance(entry.get("match"), str):
-        return
-    try:
-        re.compile(entry["match"])
-    except re.error as error:
-        yield f"match is no regular expression: {error}"
+    if "frame" in entry and (entry.get("where") != Where.CAUSE or not isinstance(entry["frame"], str)):
+        yield "frame, a regular expression, belongs to `where: cause`, and to nothing else"
+    for word in ("match", "frame"):
+        try:
+            re.compile(entry[word])
+        except (KeyError, TypeError):
+            continue
+        except re.error as error:
+            yield f"{word} is no regular expression: {error}"
 
 
 def _signature(entry: dict[str, str]) -> Signature:
@@ -133,5 +137,6 @@ def _signature(entry: dict[str, str]) -> Signature:
         severity=Severity(entry["severity"]),
         excerpt=entry["excerpt"],
         needle=entry.get("needle", ""),
+        frame=re.compile(entry["frame"]) if "frame" in entry else None,
         **said,
     )

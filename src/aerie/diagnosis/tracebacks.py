@@ -65,7 +65,7 @@ _EXCEPTION = re.compile(r"((?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*)(?:: |:?$)")
 # Without a traceback above it, only what is named like an exception is taken for one.
 _BARE = re.compile(r"(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|OutOfResources|Interrupt|NotFound)(?:: \S|$)")
 _CHAINED = re.compile(r"The above exception was the direct cause of|During handling of the above exception")
-_GROUP_MARGIN = re.compile(r" {1,64}[|+] ?")
+_GROUP_MARGIN = re.compile(r" {0,64}[|+] ?")
 _GROUP_RULE = re.compile(r" *\+[-+]{3,}[^A-Za-z]*$")
 # The interpreter's own crash, and C++'s.
 _FATAL = re.compile(r"Fatal Python error: .+")

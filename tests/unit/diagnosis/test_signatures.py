@@ -47,15 +47,17 @@ def test_an_entry_is_read_with_its_pattern_and_choices(written):
     [
         (
             ("kind: configuration", "kind: weather"),
-            "entry 1 (port-taken): kind is 'weather', expected one of configuration",
+            "1 (port-taken): kind is 'weather', expected one of configuration",
         ),
         (("severity: fatal", "severity: bad"), "severity is 'bad', expected one of fatal, degraded, harmless"),
         (("where: cause", "where: log"), "where is 'log', expected one of cause, line, evidence"),
         (("where: cause", "where: line"), "needle, a literal that each such line contains, belongs to `where: line`"),
         (("where: cause", "where: cause\n  needle: x"), "needle, a literal"),
+        (("where: cause", "where: evidence\n  frame: x"), "frame, a regular expression, belongs to `where: cause`"),
+        (("where: cause", "where: cause\n  frame: '('"), "frame is no regular expression"),
         (
             ('"Address already in use"', '"(Address"'),
-            "match is no regular expression: missing ), unterminated subpattern",
+            "match is no regular expression: missing ), unterminated",
         ),
         (("source: vllm/entrypoints/launcher.py (0.32.0)", "source: ''"), "source must be a text that is not empty"),
         (("  title: The port is taken\n", ""), "title must be a text that is not empty, and is None"),
@@ -80,7 +82,7 @@ def test_a_wrong_entry_is_named_with_what_was_expected(written, change, problem)
     ],
 )
 def test_a_wrong_file_is_refused(written, text, problem):
-    with pytest.raises(SignatureError, match="signatures.yaml") as refused:
+    with pytest.raises(SignatureError, match=r"signatures\.yaml") as refused:
         signatures(written(text))
     assert problem in str(refused.value)
 
@@ -111,7 +113,26 @@ def test_every_excerpt_is_recognised_as_what_it_is(known):
         assert Collector().diagnose() is None
 
 
+def test_a_frame_tells_the_same_words_apart(written):
+    (known,) = signatures(written(ENTRY.replace("where: cause", "where: cause\n  frame: worker.py in capture_model")))
+    frame = '  File "/v/site-packages/vllm/worker.py", line 1, in {}\n'
+    log = "Traceback (most recent call last):\n" + frame + "OSError: Address already in use\n"
+    for function, signature in (("capture_model", "port-taken"), ("load_model", None)):
+        collector = Collector([known])
+        collector.feed(parse(log.format(function)))
+        assert collector.diagnose().signature == signature
+
+
+def test_a_fatal_line_alone_is_a_failure_unless_it_was_outlived(written):
+    (known,) = signatures(written(ENTRY.replace("where: cause", "where: line\n  needle: Address")))
+    collector = Collector([known])
+    collector.feed(parse("WARNING 11-29 13:00:00 [a.py:1] Address already in use\n"))
+    assert collector.diagnose().signature == "port-taken"
+    collector.feed(parse("INFO:     Application startup complete.\n"))
+    assert collector.diagnose() is None
+
+
 @pytest.mark.parametrize("known", signatures(SIGNATURES), ids=lambda known: known.id)
 def test_every_line_signature_is_found_by_its_needle(known):
     if known.where is Where.LINE:
-        assert any(known.needle in line and known.match.search(line) for line in known.excerpt.splitlines())
+        assert any(known.needle in line.text and known.match.search(line.text) for line in parse(known.excerpt))

@@ -1,0 +1,211 @@
+"""`aerie diagnose` on logs from anywhere: what it prints, and how it ends."""
+
+import io
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import aerie
+from aerie.cli import main
+from aerie.diagnosis import starts as reading
+from aerie.diagnosis.command import KNOWN, NO_FAILURE, UNKNOWN, USAGE
+from aerie.diagnosis.signatures import signatures
+
+BEGIN = "(APIServer pid=1) INFO 11-29 13:00:00 [api_utils.py:286] non-default args: {'model': 'm'}\n"
+LIFE = "INFO:     Application startup complete.\n"
+STOP = "(APIServer pid=1) INFO 11-29 13:09:00 [launcher.py:254] [shutdown] API server: shutdown triggered\n"
+QUIET = "(APIServer pid=1) INFO 11-29 13:00:01 [loggers.py:302] Engine 000: Avg prompt throughput: 1.0 tokens/s\n"
+
+
+def crash(cause):
+    return f"""\
+Traceback (most recent call last):
+  File "/v/bin/vllm", line 8, in <module>
+    sys.exit(main())
+  File "/v/site-packages/vllm/entrypoints/cli/main.py", line 120, in main
+    args.dispatch_function(args)
+{cause}
+"""
+
+
+PORT = "OSError: [Errno 98] Address already in use"
+
+
+@pytest.fixture
+def diagnose(tmp_path, capsys):
+    def run(log, *options):
+        path = tmp_path / "vllm.log"
+        path.write_bytes(log if isinstance(log, bytes) else log.encode())
+        code = main(["diagnose", str(path), *options])
+        return code, capsys.readouterr()
+
+    return run
+
+
+def test_a_known_cause_is_printed_with_its_remedy(diagnose):
+    code, said = diagnose(BEGIN + crash(PORT))
+    assert code == KNOWN
+    assert PORT in said.out
+    assert "signature port-taken" in said.out
+    assert not said.err
+
+
+def test_an_unknown_cause_is_printed_with_file_and_line(diagnose):
+    code, said = diagnose(BEGIN + crash("LookupError: never heard of"))
+    assert code == UNKNOWN
+    assert "vllm/entrypoints/cli/main.py:120 in main" in said.out
+    assert "not known" in said.out
+
+
+def test_a_log_without_a_failure_says_so(diagnose):
+    code, said = diagnose(BEGIN + LIFE)
+    assert code == NO_FAILURE
+    assert said.out.startswith("No failure in ")
+    assert "middle of a start" not in said.out
+
+
+def test_a_log_that_ends_in_a_start_may_be_that_of_a_killed_one(diagnose):
+    code, said = diagnose(BEGIN)
+    assert code == NO_FAILURE
+    assert "middle of a start" in said.out
+    assert "middle of a start" not in diagnose(BEGIN + STOP)[1].out
+
+
+def test_of_several_crashes_the_last_is_told_and_the_others_are_counted(diagnose):
+    code, said = diagnose(BEGIN + crash("KeyError: 1") + BEGIN + crash("KeyError: 2") + BEGIN + crash(PORT))
+    assert code == KNOWN
+    assert "2 earlier starts in this log failed too" in said.out
+    assert "KeyError" not in said.out
+
+
+def test_a_usage_error_after_a_crash_is_the_last_start(diagnose):
+    usage = "usage: vllm serve [model_tag] [options]\nvllm serve: error: argument --port: invalid int value: 'x'\n"
+    said = diagnose(BEGIN + crash("KeyError: 1") + usage)[1].out
+    assert "invalid int value" in said
+    assert "1 earlier start in this log failed too" in said
+
+
+def test_a_failure_that_a_good_start_followed_is_told_as_such(diagnose):
+    code, said = diagnose(BEGIN + crash(PORT) + BEGIN + LIFE)
+    assert code == KNOWN
+    assert "The start after this one has not failed" in said.out
+
+
+def test_json_has_the_same(diagnose):
+    code, said = diagnose(BEGIN + crash("KeyError: 1") + BEGIN + crash(PORT), "--json")
+    told = json.loads(said.out)
+    assert code == KNOWN
+    assert (told["other_failures"], told["of_the_last_start"]) == (1, True)
+    assert told["diagnosis"]["signature"] == "port-taken"
+    assert told["diagnosis"]["root"]["file"] == "vllm/entrypoints/cli/main.py"
+    assert json.loads(diagnose(LIFE, "--json")[1].out)["diagnosis"] is None
+
+
+@pytest.mark.parametrize(
+    "carried",
+    [
+        "vllm-1  | {}",
+        "Nov 29 13:00:00 host1 aerie[12]: {}",
+        "[pod/vllm-0/vllm] 2026-11-29T13:00:00.123456789Z {}",
+        "2026-11-29T13:00:00.123456789Z stdout F {}",
+        "\x1b[32m{}\x1b[0m",
+    ],
+)
+def test_whoever_carried_the_log(diagnose, carried):
+    log = "".join(carried.format(line) + "\n" for line in (BEGIN + crash(PORT)).splitlines())
+    assert diagnose(log)[0] == KNOWN
+
+
+@pytest.mark.parametrize(
+    ("log", "problem"),
+    [
+        (b"", "is empty"),
+        (b"\x7fELF\0\0\0", "is no text"),
+        (b"\x1f\x8b\x08", "is compressed: zcat "),
+        ("x\n".encode("utf-16"), "is UTF-16: iconv "),
+    ],
+)
+def test_what_is_no_log_is_refused_in_one_line(diagnose, log, problem):
+    code, said = diagnose(log)
+    assert code == USAGE
+    assert problem in said.err
+    assert said.err.count("\n") == 1
+    assert not said.out
+
+
+def test_a_missing_file_and_a_directory_are_refused_in_one_line(tmp_path, capsys):
+    assert main(["diagnose", str(tmp_path / "none.log")]) == USAGE
+    assert "there is no such file" in capsys.readouterr().err
+    assert main(["diagnose", str(tmp_path)]) == USAGE
+    assert "it is a directory" in capsys.readouterr().err
+
+
+def test_standard_input_is_read(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO((BEGIN + crash(PORT)).encode())))
+    assert main(["diagnose", "-"]) == KNOWN
+    assert PORT in capsys.readouterr().out
+
+
+def test_a_reader_that_leaves_early_is_no_crash(tmp_path):
+    log = tmp_path / "vllm.log"
+    log.write_text(BEGIN + crash(PORT))
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    ended = subprocess.run(
+        [sys.executable, "-c", "from aerie.cli import main; raise SystemExit(main())", "diagnose", str(log)],
+        stdout=write_end,
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+        env=os.environ | {"PYTHONPATH": str(Path(aerie.__file__).parents[1])},
+    )
+    os.close(write_end)
+    assert (ended.returncode, ended.stderr) == (KNOWN, "")
+
+
+def test_harmless_lines_that_were_seen_are_named(diagnose):
+    harmless = next(known for known in signatures() if known.severity == "harmless")
+    _, said = diagnose(BEGIN + harmless.excerpt + LIFE)
+    assert f"Seen, and harmless: {harmless.title}" in " ".join(said.out.split())
+
+
+def large(*parts):
+    """Much more than is read line by line, with `parts` in its middle and no end that tells."""
+    quiet = QUIET * (reading._BLOCK // len(QUIET) + 1)
+    return "".join([quiet * 5, *(part + quiet * 5 for part in parts), quiet * (reading._LAST_BLOCKS + 5)])
+
+
+@pytest.fixture
+def nothing_whole(monkeypatch):
+    monkeypatch.setattr(reading, "_WHOLE", 0)
+
+
+def test_a_crash_in_the_middle_of_a_large_log_is_found(diagnose, nothing_whole):
+    code, said = diagnose(large(BEGIN + crash("KeyError: 1"), BEGIN + crash(PORT)))
+    assert code == KNOWN
+    assert "1 earlier start in this log failed too" in said.out
+
+
+def test_the_header_above_a_block_is_read_with_it(diagnose, nothing_whole):
+    header = "--- Logging error ---\n"  # ends just before a block does, so that the traceback stands in the next one
+    printed = 'Traceback (most recent call last):\n  File "/vllm/a.py", line 1, in emit\nValueError: y\n'
+    quiet = (QUIET * (reading._BLOCK // len(QUIET)))[: reading._BLOCK - len(header) - 10]
+    assert diagnose(quiet[:-1] + "\n" + header + printed)[0] == NO_FAILURE
+
+
+def test_what_a_living_engine_caught_is_no_failure_of_a_large_log(diagnose, nothing_whole):
+    printed = 'Traceback (most recent call last):\n  File "/vllm/a.py", line 1, in probe\nOSError: no such device\n'
+    assert diagnose(large(printed))[0] == NO_FAILURE
+
+
+def test_of_a_large_quiet_log_little_is_read_line_by_line(diagnose, nothing_whole, monkeypatch):
+    fed = []
+    feed = reading.LineReader.feed
+    monkeypatch.setattr(reading.LineReader, "feed", lambda self, data: fed.append(len(data)) or feed(self, data))
+    log = large(crash(PORT)) + large()
+    diagnose(log)
+    assert sum(fed) < len(log) / 2
