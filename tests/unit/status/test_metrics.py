@@ -1,6 +1,8 @@
 """The state for Prometheus."""
 
+import re
 from datetime import UTC, datetime
+from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -79,3 +81,23 @@ def test_the_last_failure_names_its_signature():
     assert samples(EXAMPLE.held())["aerie_last_failure_info", "configuration", "eagle3-target-not-listed"] == 1
     assert samples(EXAMPLE.failed())["aerie_last_failure_info", "crash", "unknown"] == 1
     assert "aerie_last_failure_info" not in names(EXAMPLE.ready())
+
+
+def test_the_documentation_has_these_metrics():
+    text = exposition(EXAMPLE.starting_again(), NOW).decode()
+    told = {}
+    for line in text.splitlines():
+        if line.startswith("# HELP"):
+            name, meaning = line.split(" ", 3)[2:]
+        elif line.startswith("# TYPE"):
+            told[name] = [set(), line.split()[3], meaning]
+        else:
+            told[name][0] |= set(re.findall(r'(\w+)="', line))
+    page = (Path(__file__).parents[3] / "docs/monitoring.md").read_text()
+    documented = {
+        name: [set(re.findall(r"\w+", labels)), kind, meaning]
+        for name, labels, kind, meaning in re.findall(
+            r"^\| `(aerie_\w+)` \| (.*) \| (\w+) \| (.*) \|$", page, re.MULTILINE
+        )
+    }
+    assert documented == told
