@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 from html.parser import HTMLParser
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from states import EXAMPLES, PHASES, Example
 
@@ -101,6 +101,7 @@ def test_without_javascript_it_refreshes_itself():
     assert '<noscript><meta http-equiv="refresh" content="3"></noscript>' in html
 
 
+@settings(deadline=None)
 @given(
     name=st.sampled_from(EXAMPLES),
     hostile=st.text("<>&'\"`/ab\n", min_size=1, max_size=20).map(lambda text: f"</title><script>{text}</script>"),
