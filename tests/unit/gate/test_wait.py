@@ -22,13 +22,7 @@ def hurry(monkeypatch):
     monkeypatch.setattr(judge_module, "_NOBODY", 0.1)
 
 
-def say(answers, *states):
-    """Answer with one state after the other, and the last for ever."""
-    left = list(states)
-    answers["/status"] = (200, lambda _body: json.dumps(left.pop(0) if len(left) > 1 else left[0]))
-
-
-def test_each_change_is_told_once_and_the_verdict_is_the_exit_code(answers, state, hurry, capsys):
+def test_each_change_is_told_once_and_the_verdict_is_the_exit_code(answers, state, hurry, capsys, say):
     say(answers, state(), state(), state(start={"phase": "loading drafter"}), state(phase="ready"))
     assert main(["wait", answers["url"]]) == 0
     captured = capsys.readouterr()
@@ -38,13 +32,13 @@ def test_each_change_is_told_once_and_the_verdict_is_the_exit_code(answers, stat
     assert captured.out == ""
 
 
-def test_a_failure_ends_with_the_diagnosis(answers, state, diagnosis, hurry, capsys):
+def test_a_failure_ends_with_the_diagnosis(answers, state, diagnosis, hurry, capsys, say):
     say(answers, state(), state(phase="failed", failures=1, reason="died", diagnosis=diagnosis))
     assert main(["wait", answers["url"]]) == 1
     assert f"{answers['url']}: failed: died\n\n{diagnosis['text']}\n" in capsys.readouterr().err
 
 
-def test_json_is_one_object_at_the_end(answers, state, diagnosis, hurry, capsys):
+def test_json_is_one_object_at_the_end(answers, state, diagnosis, hurry, capsys, say):
     held = state(phase="held", reason="no key", diagnosis=diagnosis)
     say(answers, state(), held)
     assert main(["wait", "--json", answers["url"] + "/"]) == 1
@@ -57,7 +51,7 @@ def test_json_is_one_object_at_the_end(answers, state, diagnosis, hurry, capsys)
     assert "loading target" in captured.err
 
 
-def test_a_stall_exits_3(answers, state, hurry, capsys):
+def test_a_stall_exits_3(answers, state, hurry, capsys, say):
     say(answers, state())
     assert main(["wait", "--stall-timeout", "0.2", answers["url"]]) == 3
     assert "nothing has moved for" in capsys.readouterr().err
@@ -95,7 +89,7 @@ def test_a_failure_is_told_within_a_second(answers, state):
     assert wait_module._POLL <= 0.5
 
 
-def test_pieces_make_one_wait(answers, state, hurry, capsys):
+def test_pieces_make_one_wait(answers, state, hurry, capsys, say):
     """What a piece has seen the next one knows, and each tells what is new."""
     say(answers, state(), state(), state(phase="failed", failures=1, reason="died"))
     assert main(["wait", "--piece", "5", answers["url"]]) == 5
@@ -112,7 +106,7 @@ def test_pieces_make_one_wait(answers, state, hurry, capsys):
     assert last["seconds"] >= second["seconds"]
 
 
-def test_a_piece_ends_after_its_time(answers, state, capsys):
+def test_a_piece_ends_after_its_time(answers, state, capsys, say):
     say(answers, state())
     assert main(["wait", "--piece", "5", answers["url"]]) == 5
     memory = json.loads(capsys.readouterr().out)["memory"]
@@ -128,7 +122,7 @@ def test_another_text_as_memory_is_wrong_usage(capsys):
     assert "not the memory of a wait" in capsys.readouterr().err
 
 
-def test_ctrl_c_exits_130_without_a_traceback(answers, state):
+def test_ctrl_c_exits_130_without_a_traceback(answers, state, say):
     say(answers, state())
     command = [sys.executable, "-m", "aerie.cli", "wait", answers["url"]]
     environment = os.environ | {"PYTHONPATH": str(SOURCE)}
@@ -139,7 +133,7 @@ def test_ctrl_c_exits_130_without_a_traceback(answers, state):
     assert (process.returncode, said) == (130, "no longer waiting; the service goes on by itself\n")
 
 
-def test_it_needs_the_standard_library_only(answers, state):
+def test_it_needs_the_standard_library_only(answers, state, say):
     say(answers, state(phase="held", reason="no key"))
     script = (
         f"import sys; sys.path.insert(0, {str(SOURCE)!r}); from aerie.cli import main; sys.exit(main(sys.argv[1:]))"

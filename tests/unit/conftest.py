@@ -1,5 +1,6 @@
 """A status port whose answers a test writes."""
 
+import contextlib
 import json
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -49,20 +50,31 @@ STATE = {
 }
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def state():
     """Return a function that gives a state with some of its fields changed, and some of its start's."""
     return lambda start=(), **changes: STATE | {"start": START | dict(start)} | changes
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def diagnosis():
     """The `diagnosis` of a state whose engine has failed."""
     return dict(DIAGNOSIS)
 
 
-@pytest.fixture
-def answers():
+@pytest.fixture(scope="session")
+def say():
+    """Return a function that lets a status port tell one state after the other, and the last for ever."""
+
+    def say_(answers, *states, path="/status"):
+        left = list(states)
+        answers[path] = (200, lambda _body: json.dumps(left.pop(0) if len(left) > 1 else left[0]))
+
+    return say_
+
+
+@contextlib.contextmanager
+def serving():
     """Serve; yield a dict from path to (status, text or function of the request's JSON body), with its `url` in it."""
 
     class Handler(BaseHTTPRequestHandler):
@@ -88,3 +100,17 @@ def answers():
     yield table
     server.shutdown()
     server.server_close()
+
+
+@pytest.fixture(scope="module")
+def shared_answers():
+    """A status port for the tests of a module, see `serving`."""
+    with serving() as table:
+        yield table
+
+
+@pytest.fixture
+def answers():
+    """A status port for one test, see `serving`."""
+    with serving() as table:
+        yield table
