@@ -1,10 +1,16 @@
-"""Asks the engine whether it can be used: `/health`, the served name, one real completion with the drafter drafting."""
+"""Watches one engine from its first answer on: when it is ready, what it serves, and whether it died or hangs.
+
+Ready is `/health`, the served name, and one real completion with the drafter drafting. What happens afterwards is the
+judge's to say (`aerie.supervisor.liveness`); here is what it is shown, and who asks.
+"""
 
 import asyncio
 import contextlib
 import json
 import time
+import uuid
 from collections.abc import Callable
+from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
@@ -12,90 +18,195 @@ from typing import Any
 import aiohttp
 
 from aerie.auth import read_keys
-from aerie.speculation import Speculation, read_counters
+from aerie.engine_metrics import EngineMetrics, Speculation, read_metrics
+from aerie.startup.activity import Activity
+from aerie.supervisor import gpus
 from aerie.supervisor.arguments import EngineArguments
+from aerie.supervisor.liveness import Dead, Hung, Judge, Observation
+from aerie.supervisor.sampling import sample, waits_in
 from aerie.supervisor.state import Answered, Event, Refused, Served
 
 # Seconds.
 _FIRST_POLLS = 0.5  # between two looks at a port that does not listen yet
 _POLL = 2.0  # between two looks at /health, so that a dead engine shows within 5 s
 _LATE = 4.0  # until an answer counts as late
-_SILENT = 60.0  # of late answers until requests should go elsewhere; a busy engine is never restarted for them
+_SILENT = 60.0  # of late answers until requests should go elsewhere; lateness alone restarts nothing
 _LET_GO = 30.0  # that a dead engine's API server gets to end by itself
-_LOOK_AGAIN = 10.0  # between two readiness checks that fail, and between two readings of the counters
+_LOOK_AGAIN = 10.0  # between two readiness checks that fail, and between two tellings of what is being served
+_OBSERVE = 4.0  # between two looks at the figures and the processes
 _COUNTED_WITHIN = 5.0  # until the counters must show the drafts of a completion that has ended
 
 _QUOTED = 200  # characters of a refusal that the reason quotes
 _COMPLETION = {"prompt": "Are you ready?", "max_tokens": 16, "temperature": 0, "ignore_eos": True}
+# One step, of as many tokens as cost no more than one does, and the same in every tokenizer. See `Judge.grace`.
+_SIGN_OF_LIFE = {"prompt": list(range(100, 164)), "max_tokens": 1, "temperature": 0}
 _PROMPT = aiohttp.ClientTimeout(total=_LATE)
-_PATIENT = aiohttp.ClientTimeout(total=None)  # a first completion may compile kernels for minutes
+_PATIENT = aiohttp.ClientTimeout(total=None)  # a first completion may compile kernels for minutes; the judge counts
 
 
 class _NotReadyError(Exception):
     """The engine answers and fails the readiness check, for the reason in the message."""
 
 
-async def watch(arguments: EngineArguments, keys_file: Path, dispatch: Callable[[Event], None]) -> None:
-    """Follow one engine's health until cancelled.
+async def watch(
+    arguments: EngineArguments, keys_file: Path, api_server: int, dispatch: Callable[[Event], None]
+) -> Dead | Hung:
+    """Follow the engine whose first process is `api_server`, until cancelled or until it can only be ended.
 
-    Returns when the engine is known to be dead and its API server stays; never because an answer is late.
+    An answer that is late proves nothing and ends nothing.
     """
     # A kept connection that the server just closed would look like a dead engine. An engine's certificate names the
     # host's public name, if anything, and we ask on the host itself.
     connector = aiohttp.TCPConnector(force_close=True, ssl=False)
     async with aiohttp.ClientSession(arguments.url, connector=connector, timeout=_PROMPT) as session:
-        api = _Api(session, arguments.served_name, keys_file)
-        await _follow(api, dispatch)
-
-
-async def _follow(api: "_Api", dispatch: Callable[[Event], None]) -> None:
-    serving = False
-    next_look = 0.0
-    answered_at = time.monotonic()
-    down_since: float | None = None
-    while down_since is None or time.monotonic() - down_since < _LET_GO:
+        watch = _Watch(_Api(session, arguments.served_name, keys_file), arguments.step_tokens, api_server, dispatch)
         try:
-            failure = await api.health_failure()
+            return await watch.run()
+        finally:
+            watch.let_go()
+
+
+@dataclass(frozen=True)
+class _Checked:
+    """An engine that passed the readiness check."""
+
+    speculation: Speculation | None
+    longest_prompt: int
+    answered: "_Answered"
+
+
+@dataclass(frozen=True)
+class _Answered:
+    """An engine that answered a completion of `tokens` after `seconds`."""
+
+    tokens: int
+    seconds: float
+
+
+class _Watch:
+    def __init__(
+        self, api: "_Api", step_tokens: int | None, api_server: int, dispatch: Callable[[Event], None]
+    ) -> None:
+        self._api = api
+        self._step_tokens = step_tokens
+        self._api_server = api_server
+        self._dispatch = dispatch
+        self._judge = Judge(api_server)
+        self._serving = False
+        self._request: asyncio.Task[_Checked | _Answered] | None = None
+        self._late = False
+        self._answered_at = time.monotonic()
+        self._down_since: float | None = None
+        self._next_check = 0.0
+        self._next_look = 0.0
+        self._told: tuple[float, EngineMetrics] | None = None
+
+    async def run(self) -> Dead | Hung:
+        while True:
+            if dead := await self._ask_health():
+                return dead
+            if self._api.was_well and self._down_since is None:
+                self._take_answer()
+                self._ask()
+                if hung := await self._observe():
+                    self._refuse(hung.reason)
+                    return hung
+            await asyncio.sleep(_POLL if self._api.was_well else _FIRST_POLLS)
+
+    async def _ask_health(self) -> Dead | None:
+        self._late = False
+        try:
+            failure = await self._api.health_failure()
         except TimeoutError:
-            down_since = None  # whatever was before, a late answer is no proof
-            silence = time.monotonic() - answered_at
-            if serving and silence > _SILENT:
-                serving, next_look = False, 0.0
-                dispatch(Refused(f"no answer from /health for {silence:.0f} s: busy or hung, and not restarted for it"))
+            self._late, self._down_since = True, None  # whatever was before, a late answer is no proof
+            silence = time.monotonic() - self._answered_at
+            if self._serving and silence > _SILENT:
+                self._refuse(f"no answer from /health for {silence:.0f} s: busy or hung, and not restarted for it")
+            return None
+        self._answered_at = time.monotonic()
+        if failure is None:
+            self._down_since = None
+        elif self._api.was_well:  # until then a closed port is how every start looks
+            self._down_since = self._down_since or self._answered_at
+            self.let_go()
+            self._refuse(failure)
+            if self._answered_at - self._down_since >= _LET_GO:
+                return Dead(failure)
+        return None
+
+    def let_go(self) -> None:
+        """Wait no longer for a completion that is under way."""
+        if self._request:
+            self._request.cancel()
+            self._request = None
+
+    def _refuse(self, reason: str) -> None:
+        self._serving, self._next_check = False, 0.0
+        self._dispatch(Refused(reason))
+
+    def _ask(self) -> None:
+        """Begin a completion of our own if it is time for one and none is under way."""
+        if self._request or self._late:
+            return
+        if not self._serving and time.monotonic() >= self._next_check:
+            self._dispatch(Answered())
+            self._request = asyncio.create_task(self._api.check())
+        elif self._judge.wants_request:
+            self._request = asyncio.create_task(self._api.sign_of_life())
+
+    def _take_answer(self) -> None:
+        """Take in what came of a completion of our own that has ended."""
+        if self._request is None or not self._request.done():
+            return
+        request, self._request = self._request, None
+        try:
+            answer = request.result()
+        except TimeoutError:
+            pass  # late is not wrong; the next check asks again
+        except _NotReadyError as error:
+            self._refuse(str(error))
+        except (LookupError, TypeError, ValueError) as error:
+            self._refuse(f"an answer was not in the form of OpenAI's API: {error!r}")
         else:
-            answered_at = time.monotonic()
-            if failure is None:
-                down_since = None
-                if answered_at >= next_look:
-                    serving = await (_count(api, dispatch) if serving else _check(api, dispatch))
-                    next_look = time.monotonic() + _LOOK_AGAIN
-            elif api.was_well:  # until then a closed port is how every start looks
-                serving, next_look = False, 0.0
-                down_since = down_since or answered_at
-                dispatch(Refused(failure))
-        await asyncio.sleep(_POLL if api.was_well else _FIRST_POLLS)
+            if isinstance(answer, _Answered):
+                self._judge.measured(answer.tokens, answer.seconds)
+                return
+            self._judge.measured(answer.answered.tokens, answer.answered.seconds)
+            self._judge.largest_step(self._step_tokens or answer.longest_prompt)
+            self._serving = True
+            self._dispatch(Served(answer.speculation))
+            return
+        self._next_check = time.monotonic() + _LOOK_AGAIN
+
+    async def _observe(self) -> Hung | None:
+        if time.monotonic() < self._next_look:
+            return None
+        own_request = self._request is not None
+        metrics, (activity, gpus_busy) = await asyncio.gather(
+            self._metrics(), asyncio.to_thread(_look_at, self._api_server)
+        )
+        self._judge.saw(Observation(time.time(), metrics, activity, own_request, gpus_busy))
+        self._next_look = time.monotonic() + _OBSERVE
+        if metrics:
+            self._tell(metrics)
+        return self._judge.verdict(waits_in)
+
+    async def _metrics(self) -> EngineMetrics | None:
+        with contextlib.suppress(TimeoutError, ValueError, _NotReadyError):
+            return await self._api.metrics()
+        return None
+
+    def _tell(self, metrics: EngineMetrics) -> None:
+        now = time.monotonic()
+        then, before = self._told or (now, metrics)
+        if self._told is None or now - then >= _LOOK_AGAIN:
+            self._told = now, metrics
+            if self._serving and now > then:
+                self._dispatch(Served(metrics.speculation, metrics.serving_since(before, now - then)))
 
 
-async def _check(api: "_Api", dispatch: Callable[[Event], None]) -> bool:
-    dispatch(Answered())
-    try:
-        speculation = await api.complete_once()
-    except TimeoutError:
-        return False  # late is not wrong; the next look asks again
-    except _NotReadyError as error:
-        dispatch(Refused(str(error)))
-        return False
-    except (LookupError, TypeError, ValueError) as error:
-        dispatch(Refused(f"an answer was not in the form of OpenAI's API: {error!r}"))
-        return False
-    dispatch(Served(speculation))
-    return True
-
-
-async def _count(api: "_Api", dispatch: Callable[[Event], None]) -> bool:
-    with contextlib.suppress(TimeoutError, ValueError, _NotReadyError):  # the counters can wait; /health decides
-        dispatch(Served(await api.counters()))
-    return True
+def _look_at(api_server: int) -> tuple[Activity, bool]:
+    return sample(api_server), any(gpus.busy_percent())
 
 
 class _Api:
@@ -120,25 +231,40 @@ class _Api:
         except aiohttp.ClientError as error:
             return f"/health cannot be reached: {error}"
 
-    async def counters(self) -> Speculation | None:
-        """Return the counters of speculation, None where the engine has none."""
-        return read_counters(await self._ask("GET", "/metrics"))
+    async def metrics(self) -> EngineMetrics:
+        """Return the engine's own figures; raises TimeoutError and _NotReadyError."""
+        return read_metrics(await self._ask("GET", "/metrics"))
 
-    async def complete_once(self) -> Speculation | None:
+    async def check(self) -> _Checked:
         """Get one completion and return the counters after it; raises _NotReadyError with what was amiss."""
-        models = json.loads(await self._ask("GET", "/v1/models", patience=_PATIENT))
-        names = [model["id"] for model in models["data"]]
-        if self._served_name not in names:
-            raise _NotReadyError(f"/v1/models offers {', '.join(names)}, and not {self._served_name}")
-        before = await self.counters()
-        request = {"model": self._served_name, **_COMPLETION}
-        answer = json.loads(await self._ask("POST", "/v1/completions", patience=_PATIENT, body=request))
-        if not answer["usage"]["completion_tokens"]:
+        models = json.loads(await self._ask("GET", "/v1/models", patience=_PATIENT))["data"]
+        model = next((model for model in models if model["id"] == self._served_name), None)
+        if model is None:
+            names = ", ".join(model["id"] for model in models)
+            raise _NotReadyError(f"/v1/models offers {names}, and not {self._served_name}")
+        before = (await self.metrics()).speculation
+        await self._complete(_COMPLETION)
+        after = await self._drafted_since(before) if before else None
+        return _Checked(after, int(model.get("max_model_len") or 0), await self.sign_of_life())
+
+    async def sign_of_life(self) -> _Answered:
+        """Get one token and return what it took; raises _NotReadyError."""
+        began = time.monotonic()
+        # A prompt that the prefix cache knows would be no measure.
+        tokens = await self._complete(_SIGN_OF_LIFE | {"cache_salt": uuid.uuid4().hex})
+        return _Answered(tokens, time.monotonic() - began)
+
+    async def _complete(self, request: dict[str, Any]) -> int:
+        """Return the number of the prompt's tokens."""
+        body = {"model": self._served_name, **request}
+        usage = json.loads(await self._ask("POST", "/v1/completions", patience=_PATIENT, body=body))["usage"]
+        if not usage["completion_tokens"]:
             raise _NotReadyError("a completion came back without a token")
-        if before is None:
-            return None
+        return int(usage["prompt_tokens"])
+
+    async def _drafted_since(self, before: Speculation) -> Speculation:
         deadline = time.monotonic() + _COUNTED_WITHIN
-        while (after := await self.counters()) is None or after.drafts <= before.drafts:
+        while (after := (await self.metrics()).speculation) is None or after.drafts <= before.drafts:
             if time.monotonic() > deadline:
                 raise _NotReadyError("speculation is on, and the drafter drafted nothing in a completion")
             await asyncio.sleep(_FIRST_POLLS)

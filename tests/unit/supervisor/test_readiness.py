@@ -2,29 +2,41 @@
 
 import asyncio
 import json
+import os
 from contextlib import asynccontextmanager
 
 import pytest
 from aiohttp import web
 
-from aerie.speculation import Speculation
-from aerie.supervisor import readiness
+from aerie.engine_metrics import Speculation
+from aerie.startup.activity import Activity, ProcessActivity
+from aerie.supervisor import liveness, readiness
 from aerie.supervisor.arguments import EngineArguments
+from aerie.supervisor.liveness import Dead, Hung
 from aerie.supervisor.state import Answered, Refused, Served
 
-COUNTERS = (
+SPECULATION = (
     "vllm:spec_decode_num_drafts_total {0}\n"
     "vllm:spec_decode_num_draft_tokens_total {1}\n"
     "vllm:spec_decode_num_accepted_tokens_total {2}\n"
+)
+FIGURES = (
+    "vllm:iteration_tokens_total_count {0}\n"
+    "vllm:num_requests_running {1}\n"
+    "vllm:kv_cache_usage_perc 0.25\n"
+    "vllm:generation_tokens_total {2}\n"
 )
 
 
 @pytest.fixture(autouse=True)
 def _hurry(monkeypatch):
     for name, seconds in {
-        "_FIRST_POLLS": 0.02, "_POLL": 0.02, "_SILENT": 0.4, "_LET_GO": 0.4, "_LOOK_AGAIN": 0.1, "_COUNTED_WITHIN": 0.1,
+        "_FIRST_POLLS": 0.02, "_POLL": 0.02, "_SILENT": 0.4, "_LET_GO": 0.4, "_LOOK_AGAIN": 0.1, "_OBSERVE": 0.02,
+        "_COUNTED_WITHIN": 0.1,
     }.items():  # fmt: skip
         monkeypatch.setattr(readiness, name, seconds)
+    monkeypatch.setattr(liveness, "GRACE", 1.5)
+    monkeypatch.setattr(liveness, "_ASK_AFTER", 0.2)
     monkeypatch.setattr(readiness, "_PROMPT", readiness.aiohttp.ClientTimeout(total=0.1))
 
 
@@ -34,13 +46,20 @@ class Endpoints:
     def __init__(self):
         self.health = 200
         self.late = False
+        self.hangs = False
+        self.running = 0
+        self.steps = 0
         self.drafts = 0
         self.drafts_a_completion = 5
         self.speculates = True
         self.completion_status = 200
         self.completion_takes = 0.0
-        self.models = {"data": [{"id": "kimi"}]}
+        self.models = {"data": [{"id": "kimi", "max_model_len": 4096}]}
         self.asked = []
+        self.completions = []
+
+    def checks(self):
+        return [asked for asked in self.completions if asked["max_tokens"] > 1]
 
     async def answer(self, request):
         self.asked.append((request.path, request.headers.get("Authorization")))
@@ -50,13 +69,17 @@ class Endpoints:
             case "/health":
                 return web.Response(status=self.health)
             case "/metrics":
-                return web.Response(text=COUNTERS.format(self.drafts, 3 * self.drafts, self.drafts) * self.speculates)
+                speculation = SPECULATION.format(self.drafts, 3 * self.drafts, self.drafts) * self.speculates
+                return web.Response(text=speculation + FIGURES.format(self.steps, self.running, 7 * self.steps))
             case "/v1/models":
                 return web.json_response(self.models)
-        assert json.loads(await request.text())["model"] == "kimi"
-        await asyncio.sleep(self.completion_takes)
+        asked = json.loads(await request.text())
+        assert asked["model"] == "kimi"
+        self.completions.append(asked)
+        await asyncio.sleep(3600 if self.hangs else self.completion_takes)
+        self.steps += 1
         self.drafts += self.drafts_a_completion
-        answer = {"usage": {"completion_tokens": 16}}
+        answer = {"usage": {"prompt_tokens": 64, "completion_tokens": asked["max_tokens"]}}
         return web.json_response(answer, status=self.completion_status)
 
 
@@ -69,13 +92,13 @@ async def watched(tmp_path, served_name="kimi", **answers):
     keys.write_text("first-key\nsecond-key\n")
     app = web.Application()
     app.router.add_route("*", "/{path:.*}", endpoints.answer)
-    runner = web.AppRunner(app)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
     await site.start()
     host, port = runner.addresses[0]
-    arguments = EngineArguments(f"http://{host}:{port}", port, "m", served_name, None)
-    task = asyncio.create_task(readiness.watch(arguments, keys, events.append))
+    arguments = EngineArguments(f"http://{host}:{port}", port, "m", served_name, None, None)
+    task = asyncio.create_task(readiness.watch(arguments, keys, os.getpid(), events.append))
     try:
         yield endpoints, events, task
     finally:
@@ -84,7 +107,7 @@ async def watched(tmp_path, served_name="kimi", **answers):
         await runner.cleanup()
 
 
-async def until(condition, limit=3.0):
+async def until(condition, limit=10.0):
     async with asyncio.timeout(limit):
         while not condition():
             await asyncio.sleep(0.01)
@@ -109,7 +132,7 @@ def test_counters_are_read_again_and_again(tmp_path):
         async with watched(tmp_path) as (endpoints, events, _):
             await until(lambda: len(events) >= 2)
             endpoints.drafts = 50
-            await until(lambda: events[-1] == Served(Speculation(50, 150, 50)))
+            await until(lambda: getattr(events[-1], "speculation", None) == Speculation(50, 150, 50))
 
     run(scenario())
 
@@ -173,7 +196,7 @@ def test_a_dead_engine_whose_api_server_stays_is_given_up(tmp_path):
             assert events[-1].reason == "/health answered 503"
             assert not task.done()
             await until(task.done)
-            assert task.exception() is None
+            assert task.result() == Dead("/health answered 503")
 
     run(scenario())
 
@@ -185,9 +208,9 @@ def test_an_engine_that_recovers_is_checked_again(tmp_path):
             endpoints.health = 503
             await until(lambda: isinstance(events[-1], Refused))
             endpoints.health = 200
-            before = len([path for path, _ in endpoints.asked if path == "/v1/completions"])
+            before = len(endpoints.checks())
             await until(lambda: isinstance(events[-1], Served))
-            assert len([path for path, _ in endpoints.asked if path == "/v1/completions"]) == before + 1
+            assert len(endpoints.checks()) == before + 1
             await asyncio.sleep(0.5)
             assert not task.done()
 
@@ -231,5 +254,95 @@ def test_without_a_key_the_reason_names_the_file(tmp_path):
             endpoints.health = 200
             await until(lambda: len(events) >= 2)
             assert f"no key to ask with in {tmp_path}/api-keys" in events[1].reason
+
+    run(scenario())
+
+
+def process(**changes):
+    """A worker that spins and nothing else, and our stand-in for the API server beside it."""
+    pids = {"vllm": os.getpid(), "VLLM::Worker_TP1": 77}
+    return Activity(
+        tuple(
+            ProcessActivity(pid, name, changes.get("state", "S") if pid == 77 else "S", 0, 9, 2**30, 1.0)
+            for name, pid in pids.items()
+        )
+    )
+
+
+def test_rates_come_with_the_counters(tmp_path):
+    async def scenario():
+        async with watched(tmp_path, running=3) as (endpoints, events, _):
+            await until(lambda: len(events) >= 2)
+            before = len(events)
+            endpoints.steps += 100
+            await until(lambda: any(event.serving.generation_tokens_per_second for event in events[before:]))
+            serving = events[-1].serving
+            assert (serving.requests_running, serving.requests_waiting, serving.kv_cache_usage) == (3, 0, 0.25)
+
+    run(scenario())
+
+
+def test_an_idle_engine_is_asked_for_one_token_now_and_then(tmp_path):
+    async def scenario():
+        async with watched(tmp_path) as (endpoints, events, task):
+            await until(lambda: len(events) >= 2)
+            await asyncio.sleep(1.5)
+            checks = endpoints.checks()
+            ours = [asked for asked in endpoints.completions if asked not in checks]
+            assert len(checks) == 1
+            assert 3 <= len(ours) <= 8
+            assert all(asked["max_tokens"] == 1 and len(asked["prompt"]) == 64 for asked in ours)
+            assert len({asked["cache_salt"] for asked in ours}) == len(ours), "no prefix may be known from before"
+            assert not task.done()
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("when", ["checking", "idle", "serving"])
+def test_an_engine_that_makes_no_step_hangs_whenever_that_begins(tmp_path, monkeypatch, when):
+    monkeypatch.setattr(readiness, "sample", lambda _: process(state="T"))
+
+    async def scenario():
+        async with watched(tmp_path, hangs=when == "checking") as (endpoints, events, task):
+            if when != "checking":
+                await until(lambda: len(events) >= 2)
+                endpoints.hangs = True
+                endpoints.running = int(when == "serving")
+            await until(task.done)
+            hung = task.result()
+            assert isinstance(hung, Hung)
+            assert "VLLM::Worker_TP1 (pid 77) is stopped (state T)" in hung.reason
+            assert events[-1] == Refused(hung.reason)
+            assert any("vllm:iteration_tokens_total_count stands at" in line for line in hung.evidence)
+
+    run(scenario())
+
+
+def test_an_engine_that_makes_steps_never_hangs(tmp_path, monkeypatch):
+    monkeypatch.setattr(readiness, "sample", lambda _: process())
+
+    async def scenario():
+        async with watched(tmp_path, running=128) as (endpoints, events, task):
+            await until(lambda: len(events) >= 2)
+            endpoints.hangs = True  # a request of ours would wait behind all the others
+            for _ in range(20):
+                endpoints.steps += 1
+                await asyncio.sleep(0.1)
+            assert not task.done()
+            assert len(endpoints.completions) == 2, "a busy engine is not asked"
+
+    run(scenario())
+
+
+def test_a_refused_sign_of_life_makes_it_unready_until_a_check_passes(tmp_path):
+    async def scenario():
+        async with watched(tmp_path) as (endpoints, events, task):
+            await until(lambda: len(events) >= 2)
+            endpoints.completion_status = 500
+            await until(lambda: isinstance(events[-1], Refused))
+            assert "/v1/completions answered 500" in events[-1].reason
+            endpoints.completion_status = 200
+            await until(lambda: isinstance(events[-1], Served))
+            assert not task.done()
 
     run(scenario())

@@ -1,0 +1,241 @@
+"""The judge of a serving engine, shown what real engines showed: figures and processes, look by look.
+
+The numbers are those of vLLM 0.32.0 at TP2 on the CPU: a worker that waits for a stopped one spins on a core and has no
+page fault; one that computes has hundreds to hundreds of thousands a second.
+"""
+
+import itertools
+
+import pytest
+
+from aerie.engine_metrics import EngineMetrics
+from aerie.startup.activity import Activity, ProcessActivity
+from aerie.supervisor.liveness import GRACE, Hung, Judge, Observation
+
+API, CORE, WORKER_0, WORKER_1 = 10, 11, 12, 13
+NAMES = {API: "vllm", CORE: "VLLM::EngineCore", WORKER_0: "VLLM::Worker_TP0", WORKER_1: "VLLM::Worker_TP1"}
+EVERY = 4.0  # seconds between two looks
+LIMIT = 180  # seconds in which a hung engine must be found
+
+# What a process does in a second: CPU seconds, page faults; and its state.
+IDLE = (0.02, 1, "S")
+SPINS = (1.0, 0, "R")
+COMPUTES = (1.0, 800, "R")
+STOPPED = (0.0, 0, "T")
+ASLEEP = (0.0, 0, "S")
+
+
+class Engine:
+    """Plays an engine to a judge: time passes in looks."""
+
+    def __init__(self):
+        self.judge = Judge(API)
+        self.now = 1_796_000_000.0
+        self.names = dict(NAMES)
+        self.doing = dict.fromkeys(NAMES, IDLE)
+        self.totals = {pid: [0.0, 0] for pid in NAMES}
+        self.heartbeat, self.running, self.waiting, self.kv = 40, 0, 0, 0.0
+        self.own_request = self.gpus_busy = self.silent = False
+
+    def does(self, **what):
+        for name, doing in what.items():
+            self.doing[globals()[name.upper()]] = doing
+
+    def look(self, seconds=EVERY):
+        self.now += seconds
+        for pid, (cpu, faults, _) in self.doing.items():
+            self.totals[pid][0] += cpu * seconds
+            self.totals[pid][1] += int(faults * seconds)
+        processes = tuple(
+            ProcessActivity(pid, self.names[pid], self.doing[pid][2], 0, faults, 2**30, cpu)
+            for pid, (cpu, faults) in self.totals.items()
+        )
+        metrics = EngineMetrics(self.heartbeat, self.running, self.waiting, self.kv, 0, 0, None)
+        self.judge.saw(
+            Observation(
+                self.now, None if self.silent else metrics, Activity(processes), self.own_request, self.gpus_busy
+            )
+        )
+        return self.judge.verdict({CORE: "futex_wait_queue"}.get)
+
+    def pass_time(self, seconds, each=lambda: None):
+        """Look again and again; return (verdict, seconds until it), or (None, seconds)."""
+        began = self.now
+        while self.now - began < seconds:
+            each()
+            if verdict := self.look():
+                return verdict, self.now - began
+        return None, self.now - began
+
+
+@pytest.fixture
+def engine():
+    engine = Engine()
+    engine.judge.largest_step(8192)
+    engine.judge.measured(64, 0.08)
+    engine.look()
+    return engine
+
+
+def test_an_idle_engine_lives_and_is_asked_every_half_minute(engine):
+    asked = []
+
+    def each():
+        if engine.own_request:  # answered since the last look
+            engine.own_request = False
+            engine.heartbeat += 1
+        elif engine.judge.wants_request:
+            asked.append(engine.now)
+            engine.own_request = True
+
+    verdict, _ = engine.pass_time(600, each)
+    assert verdict is None
+    pauses = [later - earlier for earlier, later in itertools.pairwise(asked)]
+    assert all(30 <= pause <= 45 for pause in pauses)
+    assert len(asked) >= 12
+
+
+def test_a_busy_engine_lives_and_is_never_asked(engine):
+    engine.does(core=IDLE, worker_0=SPINS, worker_1=SPINS)  # decoding on GPUs faults as little as spinning
+    engine.gpus_busy = True
+    engine.running, engine.waiting = 128, 400
+
+    def each():
+        engine.heartbeat += 80
+        assert not engine.judge.wants_request
+
+    assert engine.pass_time(3600, each)[0] is None
+
+
+def test_a_worker_stopped_under_a_request_is_found_and_named(engine):
+    engine.running, engine.kv = 1, 0.0015
+    engine.does(core=ASLEEP, worker_0=SPINS, worker_1=STOPPED)
+    verdict, seconds = engine.pass_time(LIMIT)
+    assert isinstance(verdict, Hung)
+    assert seconds <= 110
+    assert "VLLM::Worker_TP1 (pid 13) is stopped (state T) since " in verdict.reason
+    assert "1 requests running and 0 waiting" in verdict.reason
+    text = "\n".join(verdict.evidence)
+    assert "vllm:iteration_tokens_total_count stands at 40" in text
+    assert "VLLM::EngineCore (pid 11) sleeps (state S, in futex_wait_queue)" in text
+    assert "VLLM::Worker_TP0 (pid 12) computes nothing and waits in a loop (state R)" in text
+
+
+def idle_then(engine, **what):
+    """An engine that comes to harm just after it has answered; return (verdict, seconds)."""
+    engine.does(**what)
+
+    def each():
+        engine.own_request = engine.own_request or engine.judge.wants_request
+
+    return engine.pass_time(LIMIT, each)
+
+
+@pytest.mark.parametrize("stopped", ["worker_1", "core"])
+def test_a_process_stopped_while_idle_is_found_by_our_own_request(engine, stopped):
+    verdict, _ = idle_then(engine, **{stopped: STOPPED})
+    assert "one of our own" in verdict.reason
+    assert "is stopped (state T)" in verdict.reason
+
+
+def test_a_stopped_api_server_is_found(engine):
+    engine.does(api=STOPPED)
+    engine.silent = True
+    verdict, _ = engine.pass_time(LIMIT)
+    assert "the API server does not answer; vllm (pid 10) is stopped" in verdict.reason
+
+
+def test_an_api_server_too_busy_to_answer_lives(engine):
+    engine.does(api=SPINS)
+    engine.silent = True
+    engine.running = 128
+    assert engine.pass_time(1800)[0] is None
+
+
+def test_ranks_that_spin_on_gpus_without_any_step_are_found(engine):
+    engine.running, engine.gpus_busy = 8, True
+    engine.does(core=ASLEEP, worker_0=SPINS, worker_1=SPINS)
+    verdict, seconds = engine.pass_time(LIMIT)
+    assert verdict
+    assert seconds >= GRACE + 2 * 8192 * 0.08 / 64
+
+
+def test_ranks_that_spin_from_idle_on_are_found(engine):
+    verdict, _ = idle_then(engine, core=ASLEEP, worker_0=SPINS, worker_1=SPINS)
+    assert verdict
+
+
+def test_the_grace_grows_with_what_one_step_may_have_to_process(engine):
+    engine.judge.largest_step(131_072)
+    engine.running = 1
+    engine.does(worker_0=SPINS, worker_1=SPINS)
+    assert engine.pass_time(GRACE + 300)[0] is None, "131,072 tokens at 1.25 ms, twice"
+    assert engine.pass_time(60)[0]
+
+
+def test_a_stopped_rank_gets_no_more_grace_for_a_long_prompt(engine):
+    engine.judge.largest_step(131_072)
+    engine.running = 1
+    engine.does(worker_0=SPINS, worker_1=STOPPED)
+    assert engine.pass_time(LIMIT)[1] <= 110
+
+
+def test_one_prompt_that_takes_minutes_on_a_cpu_is_left_alone(engine):
+    """No figure moves and the gauges even say that nobody is served: only the worker shows that it computes."""
+    verdict, _ = idle_then(engine, worker_0=COMPUTES, worker_1=COMPUTES)
+    assert verdict is None
+    assert engine.own_request, "an engine whose gauges say idle is asked"
+    assert engine.pass_time(3600)[0] is None
+
+
+def test_pieces_of_a_long_prompt_move_the_cache_and_nothing_else(engine):
+    engine.running, engine.gpus_busy = 1, True
+    engine.does(worker_0=SPINS, worker_1=SPINS)
+    looks = 0
+
+    def each():
+        nonlocal looks
+        looks += 1
+        engine.kv += 0.02 * (looks % 5 == 0)
+
+    assert engine.pass_time(900, each)[0] is None
+
+
+def test_time_in_which_we_did_not_look_counts_little(engine):
+    engine.running = 1
+    engine.does(worker_0=SPINS, worker_1=SPINS)
+    engine.look(3600)  # the host slept, or the container was paused
+    assert engine.pass_time(60)[0] is None
+    engine.now -= 7200  # and its clock was set
+    assert engine.look() is None
+    assert engine.pass_time(LIMIT)[0]
+
+
+def test_late_figures_are_no_death_of_a_working_engine(engine):
+    engine.running = 64
+    engine.does(api=COMPUTES, worker_0=SPINS, worker_1=SPINS)
+    looks = 0
+
+    def each():
+        nonlocal looks
+        looks += 1
+        engine.heartbeat += 9
+        engine.silent = looks % 12 != 0
+
+    assert engine.pass_time(1800, each)[0] is None
+
+
+def test_a_process_that_has_just_begun_works():
+    """A kernel that is compiled at its first use is compiled by new processes."""
+    engine = Engine()
+    engine.running = 1
+    engine.does(worker_0=SPINS)
+    compilers = iter(range(1000, 2000))
+
+    def each():
+        for pid in set(engine.doing) - set(NAMES):
+            del engine.doing[pid], engine.totals[pid]
+        compiler = next(compilers)
+        engine.names[compiler], engine.doing[compiler], engine.totals[compiler] = "cicc", SPINS, [0.0, 0]
+
+    assert engine.pass_time(900, each)[0] is None
