@@ -32,6 +32,8 @@ _Key = tuple[str, int | None, str, str]
 
 # Lines that only a living engine's API server writes.
 LIFE = ("Application startup complete", "throughput: ", '" 200 OK')
+# Somebody asked the engine to stop: what its processes say of one another from then on is no failure.
+_STOP = "[shutdown] API server: shutdown triggered"
 _NCCL_WARNING = " NCCL WARN "
 _QUIET = frozenset({"DEBUG", "INFO", "WARNING"})
 _ABOUT_NCCL = re.compile(r"[Nn]ccl|NCCL|[Dd]istributed|CUDA")
@@ -58,6 +60,7 @@ class Collector:
         self._nccl: deque[str] = deque(maxlen=_NCCL_KEPT)
         self._order = 0
         self._dying = False
+        self._stopping = False
 
     @property
     def dying(self) -> bool:
@@ -83,7 +86,7 @@ class Collector:
                 self._remember(line.process, line.pid)
             if line.level in _QUIET:
                 self._quiet(line)
-            else:
+            elif not self._stopping:
                 self._read(line)
 
     def diagnose(
@@ -121,6 +124,7 @@ class Collector:
         """Read a line that is no error: it ends what its process printed before, and may show that the engine lives."""
         if printed := self._streams.get((line.process, line.pid, "", "")):
             printed.reader.interrupt()
+        self._stopping = self._stopping or (not self._dying and line.text.startswith(_STOP))
         self._look_for_life(line.text)
 
     def _look_for_life(self, text: str) -> None:

@@ -101,7 +101,7 @@ def _others(starts: Starts, last: Diagnosis | None) -> int:
 
 def _words(starts: Starts, last: Diagnosis | None, name: str) -> list[str]:
     diagnosis = last or starts.failure
-    lines = [diagnosis.text() if diagnosis else f"No failure in {name}."]
+    lines = [diagnosis.text() + "\n" if diagnosis else f"No failure in {name}."]
     if diagnosis and not last:
         lines += ["The start after this one has not failed, as far as the log goes."]
     if others := _others(starts, last):
@@ -110,5 +110,6 @@ def _words(starts: Starts, last: Diagnosis | None, name: str) -> list[str]:
         lines += textwrap.wrap(_CUT, WIDTH)
     for known in starts.now.noticed:
         word = "harmless" if known.severity is Severity.HARMLESS else "worth a look"
-        lines += textwrap.wrap(f"Seen, and {word}: {known.title}. {known.remedy}", WIDTH, subsequent_indent="  ")
+        more = "" if diagnosis and known.severity is Severity.HARMLESS else f" {known.remedy}"
+        lines += textwrap.wrap(f"Seen, and {word}: {known.title}.{more}", WIDTH, subsequent_indent="  ")
     return lines

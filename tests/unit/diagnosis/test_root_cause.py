@@ -354,6 +354,13 @@ def test_a_stop_that_was_asked_for_is_no_failure():
     assert diagnosed(KILLED % "-15") is None
 
 
+def test_what_processes_say_of_one_another_once_a_stop_was_asked_for_is_no_failure():
+    stop = "(APIServer pid=1) INFO 11-29 13:09:00 [launcher.py:254] [shutdown] API server: shutdown triggered\n"
+    assert diagnosed(stop, ECHOES) is None
+    assert not collected(stop, ECHOES).dying
+    assert root(WORKER, ECHOES, stop).text == "ValueError: no weights"
+
+
 def test_an_end_without_any_word_is_told_as_such():
     found = diagnosed("(APIServer pid=1) INFO 11-29 13:35:00 [a.py:1] up\n", ended="vllm serve was killed by SIGKILL")
     assert (found.root, found.kind, found.known) == (None, Kind.KILLED, False)
