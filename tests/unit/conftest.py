@@ -53,7 +53,7 @@ STATE = {
 @pytest.fixture(scope="session")
 def state():
     """Return a function that gives a state with some of its fields changed, and some of its start's."""
-    return lambda start=(), **changes: STATE | {"start": START | dict(start)} | changes
+    return lambda start=(), **changes: STATE | {"start": None if start is None else START | dict(start)} | changes
 
 
 @pytest.fixture(scope="session")

@@ -123,9 +123,16 @@ def _remember(memory: Memory, state: State, now: float) -> Memory:
     before = state["failures"] + unready
     failures = before if memory.failures is None else min(memory.failures, before)
     since = (now if memory.unready_since is None else memory.unready_since) if unready else None
-    # Fractions are left out: some are estimated, and rise with the clock alone.
+    # How long a start may stand still is the supervisor's to say, which sees more. As long as it looks, its
+    # `silent_seconds` go up or back to zero; this judge gives up on a supervisor that has itself come to a halt.
     start = state["start"] or {}
-    moving = [state["phase"], state["reason"], state["engine"]["starts"], start.get("phase"), start.get("moved")]
+    moving = [
+        state["phase"],
+        state["reason"],
+        state["engine"]["starts"],
+        start.get("moved"),
+        start.get("silent_seconds"),
+    ]
     seen = _digest(json.dumps(moving))
     moved = memory.moved if seen == memory.seen else now
     return replace(memory, seen=seen, moved=moved, failures=failures, unready_since=since)

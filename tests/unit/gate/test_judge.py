@@ -89,13 +89,18 @@ def test_unready_is_a_failure_when_it_stays(state):
     assert verdict_after((0, unready), (20, state()), (21, unready), (40, unready)) is None
 
 
-def test_a_movement_that_the_supervisor_saw_moves_the_deadline(state):
-    moves = [state(), state(start={"moved": "later"}), state(start={"phase": "x"}), state(phase="checking")]
+def test_whatever_the_supervisor_sees_moves_the_deadline(state):
+    moves = [state(), state(start={"moved": "later"}), state(phase="checking"), state(phase="checking", start=None)]
     moves.append(state(phase="checking", engine={"starts": 2}))
     assert verdict_after(*[(90 * number, move) for number, move in enumerate(moves)]) is None
 
 
-def test_a_state_that_does_not_move_is_a_stall_whatever_the_time(state):
+def test_how_long_a_start_may_stand_still_is_the_supervisor_s_to_say(state):
+    silent = [(second, state(start={"silent_seconds": float(second)})) for second in range(0, 1000, 90)]
+    assert verdict_after(*silent) is None
+
+
+def test_a_state_that_stands_still_is_a_stall_whatever_the_time(state):
     # A fraction that is only estimated rises all the same.
     assert verdict_after((0, state()), (99, state(start={"fraction": 0.4}))) is None
     *_, last = look_on((0, state()), (99, state()), (100, state(start={"fraction": 0.5})))
