@@ -40,7 +40,7 @@ class Doing(Enum):
     STOPPED = "is stopped"
     WORKING = "works"
     SPINNING = "computes nothing and waits in a loop"
-    QUIET = "sleeps"
+    QUIET = "does nothing"
 
 
 @dataclass(frozen=True)
@@ -174,8 +174,8 @@ class Judge:
         if self._last and self._last.metrics is None:
             return "and the API server does not answer"
         running, waiting = (self._metrics.requests_running, self._metrics.requests_waiting) if self._metrics else (0, 0)
-        ours = ", one of our own" if self._last and self._last.own_request else ""
-        return f"{running} requests running and {waiting} waiting{ours}"
+        ours = ", our own: 1" if self._last and self._last.own_request else ""
+        return f"requests running: {running}, waiting: {waiting}{ours}"
 
     def _figures(self) -> str:
         if self._metrics is None:

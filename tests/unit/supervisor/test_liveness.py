@@ -114,10 +114,10 @@ def test_a_worker_stopped_under_a_request_is_found_and_named(engine):
     assert isinstance(verdict, Hung)
     assert seconds <= 110
     assert "VLLM::Worker_TP1 (pid 13) is stopped (state T) since " in verdict.reason
-    assert "1 requests running and 0 waiting" in verdict.reason
+    assert "requests running: 1, waiting: 0;" in verdict.reason
     text = "\n".join(verdict.evidence)
     assert "vllm:iteration_tokens_total_count stands at 40" in text
-    assert "VLLM::EngineCore (pid 11) sleeps (state S, in futex_wait_queue)" in text
+    assert "VLLM::EngineCore (pid 11) does nothing (state S, in futex_wait_queue)" in text
     assert "VLLM::Worker_TP0 (pid 12) computes nothing and waits in a loop (state R)" in text
 
 
@@ -134,7 +134,7 @@ def idle_then(engine, **what):
 @pytest.mark.parametrize("stopped", ["worker_1", "core"])
 def test_a_process_stopped_while_idle_is_found_by_our_own_request(engine, stopped):
     verdict, _ = idle_then(engine, **{stopped: STOPPED})
-    assert "one of our own" in verdict.reason
+    assert "our own: 1;" in verdict.reason
     assert "is stopped (state T)" in verdict.reason
 
 
