@@ -25,8 +25,29 @@ RECORDED = {
     "vllm-0.17.1-layer3-forward-unpatched": [*BEGIN, *DRAFTER, "warming up"],
     "vllm-0.17.1-layer3-supports-eagle3": [*BEGIN, *DRAFTER],
     "vllm-0.32.0-cpu-healthy-eager": [*BEGIN, "profiling memory", "warming up", "listening"],
+    "vllm-0.32.0-cpu-healthy-compiled": [*BEGIN, *DRAFTER, "compiling", "warming up", "listening"],
+    "vllm-0.32.0-cpu-healthy-tp2": [*BEGIN, *DRAFTER, "profiling memory", "warming up", "listening"],
     "vllm-0.32.0-cpu-no-common-block-size": [*BEGIN, *DRAFTER, "profiling memory", "warming up"],
     "vllm-0.32.0-h200-healthy-eager": [*BEGIN, *DRAFTER, "profiling memory", "warming up", "listening"],
+    "vllm-0.32.0-h200x2-healthy-tp2": [
+        *BEGIN,
+        *DRAFTER,
+        "profiling memory",
+        "compiling target",
+        "compiling drafter",
+        "warming up",  # its KV cache has a given size: nothing is measured
+        "capturing graphs",
+        "listening",
+    ],
+    "vllm-0.32.0-h200x2-healthy-pp2": [
+        *BEGIN,  # the second stage loads the drafter, and the first draws the bars
+        "profiling memory",
+        "compiling target",
+        "compiling drafter",
+        "warming up",
+        "capturing graphs",
+        "listening",
+    ],
     "vllm-0.32.0-h200-healthy-compiled": [*BEGIN, *DRAFTER, "profiling memory", *COMPILED, "listening"],
 }
 
@@ -54,10 +75,10 @@ def told(pictures: list[Start]) -> list[str]:
     words = []
     for start in pictures:
         phase, _, detail = current(start)
+        if start.phase in {StartPhase.LOADING_TARGET, StartPhase.LOADING_DRAFTER} and not detail:
+            continue
         if start.phase in {StartPhase.LOADING_TARGET, StartPhase.LOADING_DRAFTER, StartPhase.COMPILING}:
-            if not detail:
-                continue
-            phase = f"{phase} {detail.removesuffix(' shards')}"
+            phase = f"{phase} {detail.removesuffix(' shards')}".strip()
         words.append(phase)
     return [word for word, _ in groupby(words)]
 
