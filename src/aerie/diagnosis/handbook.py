@@ -52,13 +52,15 @@ def _entry(known: Signature) -> Iterator[str]:
 
 
 def _symptom(known: Signature) -> str:
-    """Return the line by which it is recognised, as far as a page is wide."""
-    lines = [line.text.strip() for line in parse(known.excerpt)]
-    line = next((line for line in lines if known.match.search(line)), lines[-1])
-    found = known.match.search(line)
-    begin = found.start() if found and found.end() > _LONGEST_SYMPTOM else 0
-    end = max(begin + _LONGEST_SYMPTOM, found.end() if found else 0)
-    return ("... " if begin else "") + line[begin:end] + (" ..." if end < len(line) else "")
+    """Return the line by which it is recognised, or the lines, cut where they are very long."""
+    text = "\n".join(line.text for line in parse(known.excerpt))
+    found = known.match.search(text)
+    if not found:
+        return text
+    begin, end = text.rfind("\n", 0, found.start()) + 1, (text + "\n").find("\n", found.end())
+    first = found.start() if found.end() - begin > _LONGEST_SYMPTOM else begin
+    last = min(end, max(first + _LONGEST_SYMPTOM, found.end()))
+    return ("... " if first > begin else "") + text[first:last].strip() + (" ..." if last < end else "")
 
 
 def _source(source: str) -> str:

@@ -28,7 +28,7 @@ def test_every_signature_has_its_place_once(page):
 
 
 def test_every_signature_shows_the_words_by_which_it_is_found(page):
-    symptoms = re.findall(r"```text\n(.*)\n```", page)
+    symptoms = re.findall(r"```text\n(.*?)\n```", page, re.DOTALL)
     assert len(symptoms) == len(signatures())
     for known, symptom in zip(signatures(), symptoms, strict=True):
         assert known.match.search(symptom), known.id
