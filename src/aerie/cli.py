@@ -13,6 +13,7 @@ STATUS_PORT = 8001
 _STATUS_URL = f"http://127.0.0.1:{STATUS_PORT}"
 _API_URL = "http://127.0.0.1:8000"
 _KEYS_FILE = Path("/etc/aerie/secrets/api-keys")
+_STATE_DIR = Path("/var/lib/aerie")
 _INTERRUPTED = 130
 
 
@@ -41,12 +42,19 @@ def _parser() -> argparse.ArgumentParser:
         "serve",
         help="run vLLM under supervision (the container's entry point)",
         usage="aerie serve [options] -- <arguments of vllm serve>",
-        description="Runs `vllm serve` as a child, restarts it with back-off, and serves its state on the status port.",
-        epilog="Exit codes: 0 after a stop; with --once the engine's own, 128+n for signal n, 2 for bad configuration.",
+        description="Runs `vllm serve` as a child, says why it died, restarts it with back-off, and serves its state "
+        "on the status port. What another start cannot cure is held until `aerie retry`.",
+        epilog="Exit codes: 0 after a stop, 1 where the status port is taken; with --once also 2 wrong configuration, "
+        "3 out of memory, 4 hardware or driver, 5 engine crash, 6 hung or stalled, 128+n killed by signal n.",
     )
     serve.add_argument("--once", action="store_true", help="end with the engine instead of starting it again")
+    serve.add_argument("--state-dir", type=Path, default=_STATE_DIR, metavar="DIR", help=_default(_STATE_DIR_HELP))
     serve.add_argument(
-        "--state-dir", type=Path, default=Path("/var/lib/aerie"), metavar="DIR", help=_default("for state.json")
+        "--cache-dir",
+        type=Path,
+        default=Path("/var/cache/aerie"),
+        metavar="DIR",
+        help=_default("for starts.json, how long earlier starts took"),
     )
     serve.add_argument("--status-host", default="0.0.0.0", metavar="HOST", help=_default("to serve the status on"))  # noqa: S104 - in a container; compose publishes it on loopback
     serve.add_argument(
@@ -56,9 +64,30 @@ def _parser() -> argparse.ArgumentParser:
         "--api-keys-file", type=Path, default=_KEYS_FILE, metavar="FILE", help=_default("one key a line")
     )
     serve.add_argument(
-        "--stop-timeout", type=float, default=100.0, metavar="S", help=_default("seconds the engine gets to drain")
+        "--drain-timeout",
+        type=_whole_seconds,
+        default=90,
+        metavar="S",
+        help=_default("seconds that running requests get after a stop was asked for; vLLM's --shutdown-timeout"),
+    )
+    serve.add_argument(
+        "--stall-timeout",
+        type=float,
+        default=900.0,
+        metavar="S",
+        help=_default("seconds in which nothing moves, then a start is given up and tried again"),
     )
     serve.set_defaults(run=_serve)
+
+    retry = commands.add_parser(
+        "retry",
+        help="ask the service in this container to start the engine now, after a hold or a pause",
+        epilog="Exit codes: 0 asked, 1 where nothing waits for a start.",
+    )
+    retry.add_argument(
+        "--state-dir", type=Path, default=_STATE_DIR, metavar="DIR", help=_default("where the service keeps its state")
+    )
+    retry.set_defaults(run=_retry)
 
     wait = commands.add_parser(
         "wait",
@@ -72,9 +101,9 @@ def _parser() -> argparse.ArgumentParser:
     wait.add_argument(
         "--stall-timeout",
         type=float,
-        default=1800.0,
+        default=600.0,
         metavar="S",
-        help=_default("seconds in which nothing moved, should the supervisor itself not have given up before"),
+        help=_default("seconds in which the status stood still; a start that stalls is the supervisor's to give up"),
     )
     wait.add_argument(
         "--json",
@@ -143,6 +172,12 @@ def _default(text: str) -> str:
     return f"{text} (default: %(default)s)"
 
 
+def _whole_seconds(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number of seconds, which vLLM wants")
+    return int(text)
+
+
 def _base_url(text: str) -> str:
     parts = urlsplit(text)
     if parts.scheme not in {"http", "https"} or not parts.hostname:
@@ -175,12 +210,20 @@ def _serve(options: argparse.Namespace) -> int:
             engine_arguments=options.engine_arguments,
             once=options.once,
             state_dir=options.state_dir,
+            cache_dir=options.cache_dir,
             status_host=options.status_host,
             status_port=options.status_port,
             keys_file=options.api_keys_file,
-            stop_timeout=options.stop_timeout,
+            drain_timeout=options.drain_timeout,
+            stall_timeout=options.stall_timeout,
         )
     )
+
+
+def _retry(options: argparse.Namespace) -> int:
+    from aerie.supervisor.retry import retry
+
+    return retry(options.state_dir)
 
 
 def _wait(options: argparse.Namespace) -> int:

@@ -22,6 +22,7 @@ _REFUSED_FLAGS = {
     "--grpc-port": "the gRPC server asks for no key",
     "--uds": "readiness is checked over TCP; use --host and --port",
     "--headless": "a node without an API server can never become ready",
+    "--disable-log-stats": "without the engine's statistics a hung engine cannot be told from a busy one",
 }
 _REFUSED_VARIABLES = {
     "VLLM_API_KEY": "keys belong into the key file, one a line: a variable shows in docker inspect",
@@ -35,13 +36,19 @@ class ConfigurationError(Exception):
 
 @dataclass(frozen=True)
 class EngineArguments:
-    """What the engine was told: its address as seen from here, and the models it loads and offers."""
+    """What the engine was told: its address as seen from here, and the models it loads and offers.
+
+    `step_tokens` is the number of tokens one step may process, None where vLLM chooses it.
+    """
 
     url: str
     port: int
     model: str
     served_name: str
     drafter: str | None
+    shutdown_timeout: Any
+    """What `--shutdown-timeout` was given, as it was written; None where it was not."""
+    step_tokens: int | None = None
 
 
 def read(arguments: Sequence[str], environment: Mapping[str, str]) -> EngineArguments:
@@ -69,6 +76,8 @@ def read(arguments: Sequence[str], environment: Mapping[str, str]) -> EngineArgu
         model=model,
         served_name=_text(names[0] if isinstance(names, list) else names),
         drafter=_drafter(settings.get("speculative-config", settings.get("sc"))),
+        shutdown_timeout=settings.get("shutdown-timeout"),
+        step_tokens=_step_tokens(settings.get("max-num-batched-tokens")),
     )
 
 
@@ -86,6 +95,20 @@ def check_paths(arguments: EngineArguments) -> None:
             raise ConfigurationError(
                 f"{role} {name} is an empty directory: put the checkpoint there or correct the mount"
             )
+
+
+def draining(arguments: EngineArguments, drain_timeout: int) -> list[str]:
+    """Return the arguments that let requests finish for `drain_timeout` seconds after a stop was asked for.
+
+    Raises ConfigurationError where another limit was given to vLLM itself.
+    """
+    given = arguments.shutdown_timeout
+    if given is not None and str(given) != str(drain_timeout):
+        raise ConfigurationError(
+            f"engine argument --shutdown-timeout {given} contradicts the supervisor's --drain-timeout {drain_timeout}: "
+            "leave it out, and give the seconds to --drain-timeout"
+        )
+    return [] if given is not None else ["--shutdown-timeout", str(drain_timeout)]
 
 
 def check_keys(path: Path) -> None:
@@ -170,6 +193,11 @@ def _drafter(speculation: Any) -> str | None:
         except ValueError:
             return None  # vLLM says better what is wrong with it
     return _text(speculation.get("model")) or None if isinstance(speculation, dict) else None
+
+
+def _step_tokens(given: Any) -> int | None:
+    text = _text(given)
+    return int(text) if text.isdecimal() else None  # vLLM reads 8k and 8K, too; the model's length is taken instead
 
 
 def _text(value: Any) -> str:

@@ -1,31 +1,28 @@
-"""Processes: starting the engine, copying its output, collecting every exit status, ending a whole tree."""
+"""Processes: starting the engine, copying its output, collecting every exit status, seeing and ending its tree."""
 
 import asyncio
 import contextlib
-import ctypes
 import os
 import select
 import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
-from typing import IO
+from functools import partial
+from typing import IO, TypeVar
 
-_PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
+from aerie.supervisor import leash
+from aerie.supervisor.tree import Survivor, Vital, descendants, kill, survivor, vital_below
+
 _CHUNK = 64 * 1024  # bytes, a pipe's capacity
+# Seconds.
+_LOOK = 0.25  # between two looks at the vital processes: the price is one small read for each
+_DISCOVER = 1.0  # between two looks for new ones: a read for each process of the machine or container
+_KILL_AGAIN = 0.05
 
-
-def adopt_orphans() -> None:
-    """Make this process the parent of its descendants' orphans, as process 1 of a container is anyway.
-
-    Raises OSError where the kernel refuses.
-    """
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number))
+_Result = TypeVar("_Result")
 
 
 class Reaper:
@@ -63,51 +60,85 @@ class Reaper:
 class Engine:
     """One run of a command whose output is copied byte for byte to our stdout and shown to `on_output`."""
 
-    def __init__(
-        self,
+    def __init__(self, leashed: subprocess.Popen[bytes], reaper: Reaper, on_output: Callable[[bytes], None]) -> None:
+        self.pid = 0
+        self.ended = reaper.status_of(leashed)
+        self._leash = leashed.pid
+        self._loop = asyncio.get_running_loop()
+        self._on_output = on_output
+        self._copied = asyncio.Event()
+        # One piece at a time, so that an engine that floods its log neither fills our memory nor keeps the loop for it.
+        self._read = threading.Semaphore(1)
+        # A thread, because a slow reader of our stdout must hold up the engine's output and nothing else of ours.
+        threading.Thread(target=self._copy, args=(leashed.stdout,), daemon=True).start()
+
+    @classmethod
+    async def start(
+        cls,
         command: Sequence[str],
         environment: Mapping[str, str],
         reaper: Reaper,
         on_output: Callable[[bytes], None],
-    ) -> None:
-        """Start `command` in a session of its own, so that a terminal's Ctrl-C reaches it through us only.
+    ) -> "Engine":
+        """Start `command` on a leash, in a session of its own: a terminal's Ctrl-C reaches it through us only.
 
         Raises OSError where it cannot be started.
         """
-        process = subprocess.Popen(
-            command,
-            bufsize=0,
-            env=environment,
-            stdin=subprocess.DEVNULL,  # transformers would ask a terminal whether to run the checkpoint's code
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-        self.pid = process.pid
-        self.ended = reaper.status_of(process)
-        self._loop = asyncio.get_running_loop()
-        self._on_output = on_output
-        self._copied = asyncio.Event()
-        # A thread, because a slow reader of our stdout must hold up the engine's output and nothing else of ours.
-        threading.Thread(target=self._copy, args=(process.stdout,), daemon=True).start()
+        leashed, answer = _leashed(command, environment)
+        engine = cls(leashed, reaper, on_output)
+        with open(answer, encoding="utf-8") as answers:  # noqa: ASYNC230, PTH123 - a descriptor, read in a thread
+            said = (await off_loop(answers.readline)).strip()
+        if not said.isdecimal():
+            raise OSError(said or "the process before it ended")
+        engine.pid = int(said)
+        return engine
 
     def terminate(self) -> None:
         """Ask the engine to drain and end; its first process passes that on to the others itself."""
         if not self.ended.done():
-            os.kill(self.pid, signal.SIGTERM)
+            os.kill(self._leash, signal.SIGTERM)
 
     async def output_copied(self, limit: float) -> None:
         """Wait until everything the engine wrote has been passed on, or `limit` seconds for a reader that stopped."""
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._copied.wait(), limit)
 
+    def _show(self, chunk: bytes) -> None:
+        try:
+            self._on_output(chunk)
+        finally:
+            self._read.release()
+
     def _copy(self, output: IO[bytes]) -> None:
         readable = True
         with output, contextlib.suppress(RuntimeError):  # the event loop may be closed before a stuck reader goes on
             while chunk := output.read(_CHUNK):
-                self._loop.call_soon_threadsafe(self._on_output, chunk)
+                self._read.acquire()
+                self._loop.call_soon_threadsafe(self._show, chunk)
                 readable = readable and _write_all(sys.stdout.fileno(), chunk)
             self._loop.call_soon_threadsafe(self._copied.set)
+
+
+def _leashed(command: Sequence[str], environment: Mapping[str, str]) -> tuple[subprocess.Popen[bytes], int]:
+    """Start the leash; return it, and the pipe by which it says how starting the command went."""
+    answer, report = os.pipe()
+    try:
+        leashed = subprocess.Popen(
+            [sys.executable, "-P", "-m", leash.__name__, str(os.getpid()), str(report), *command],
+            bufsize=0,
+            env=environment,
+            stdin=subprocess.DEVNULL,  # transformers would ask a terminal whether to run the checkpoint's code
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            pass_fds=(report,),
+            start_new_session=True,
+        )
+    except OSError:
+        os.close(answer)
+        raise
+    finally:
+        os.close(report)
+    return leashed, answer
 
 
 def _write_all(descriptor: int, data: bytes) -> bool:
@@ -122,32 +153,49 @@ def _write_all(descriptor: int, data: bytes) -> bool:
     return True
 
 
-def descendants() -> set[int]:
-    """Return the living processes below this one; after `adopt_orphans` none of them can leave the tree."""
-    children: dict[int, list[int]] = {}
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit():
-            continue
+async def off_loop(function: Callable[..., _Result], *arguments: object) -> _Result:
+    """Call `function` in a thread of its own, for which no end waits: a stuck driver may never answer."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[_Result] = loop.create_future()
+
+    def call() -> None:
         try:
-            # pid (name) state ppid ...; the name may hold spaces and parentheses.
-            state, parent = (entry / "stat").read_text(errors="replace").rpartition(")")[2].split()[:2]
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-        if state not in "ZX":
-            children.setdefault(int(parent), []).append(int(entry.name))
-    found: set[int] = set()
-    unseen = [os.getpid()]
-    while unseen:
-        below = children.get(unseen.pop(), [])
-        found.update(below)
-        unseen += below
-    return found
+            settle = partial(future.set_result, function(*arguments))
+        except Exception as error:  # noqa: BLE001 - raised where it is waited for
+            settle = partial(future.set_exception, error)
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(lambda: future.done() or settle())
+
+    threading.Thread(target=call, daemon=True).start()
+    return await future
 
 
-async def kill_descendants() -> None:
-    """Kill everything below this process and return when it is gone, however long the kernel takes to free a GPU."""
-    while alive := descendants():
-        for pid in alive:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        await asyncio.sleep(0.1)
+async def vital_death(root: int) -> str:
+    """Return which of vLLM's engine cores and workers below `root` has died, as soon as it is seen.
+
+    vLLM's own processes take seconds to notice that of each other, and its API server may stay for good.
+    """
+    vital: dict[int, Vital] = {}
+    discovered = -_DISCOVER
+    while True:
+        if time.monotonic() - discovered >= _DISCOVER:
+            vital |= {process.pid: process for process in await off_loop(vital_below, root)}
+            discovered = time.monotonic()
+        for process in vital.values():
+            if not process.lives():
+                return f"{process.title} (pid {process.pid}) died"
+        await asyncio.sleep(_LOOK)
+
+
+async def kill_below(root: int, limit: float) -> list[Survivor]:
+    """Kill everything below `root`; return what is still there after `limit` seconds, so at best nothing.
+
+    Freeing hundreds of gigabytes takes the kernel seconds; a process that waits in a driver may never end.
+    """
+    deadline = time.monotonic() + limit
+    while alive := descendants(root):
+        kill(alive)
+        if time.monotonic() > deadline:
+            return await off_loop(lambda: [survivor(pid) for pid in sorted(alive)])
+        await asyncio.sleep(_KILL_AGAIN)
+    return []

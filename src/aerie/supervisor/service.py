@@ -1,14 +1,13 @@
 """`aerie serve`: one event loop around the engine, its state and its status page."""
 
 import asyncio
-import contextlib
-import json
 import logging
 import os
 import signal
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from logging.handlers import QueueHandler, QueueListener
 from pathlib import Path
 from queue import SimpleQueue
@@ -16,21 +15,21 @@ from typing import Any
 
 import aerie
 from aerie import patches
-from aerie.auth import KEYS_FILE_VARIABLE, ApiKeyMiddleware
-from aerie.startup import StartupReader
+from aerie.diagnosis import Diagnosis, Evidence
 from aerie.status import serve_status
-from aerie.supervisor import arguments, readiness
-from aerie.supervisor.processes import Engine, Reaper, adopt_orphans, kill_descendants
+from aerie.supervisor import arguments, crash, gpus
+from aerie.supervisor.json_file import JsonFile
+from aerie.supervisor.prctl import adopt_orphans
+from aerie.supervisor.processes import Reaper, off_loop
+from aerie.supervisor.release import held_back
+from aerie.supervisor.run import EngineRun, StopSignals
 from aerie.supervisor.state import (
     USAGE_ERROR,
     Ended,
     Event,
-    Exit,
     Held,
     Phase,
-    Progressed,
-    Refused,
-    Started,
+    RetryAsked,
     State,
     StopAsked,
     Stopped,
@@ -40,26 +39,31 @@ from aerie.supervisor.state import (
 )
 
 _log = logging.getLogger("aerie")
+_report = logging.getLogger("aerie.report")  # printed without our name before it
 
-_STATE_FILE = "state.json"
-_PUBLISH_EVERY = 0.25  # seconds at least between two writings of the state file
-_LAST_OUTPUT = 5.0  # seconds that a stuck reader of our stdout may delay what follows an engine's end
-_KILLED_BY = 128  # plus the signal's number, as a shell reports it
-# vLLM gives its engine 600 s by default, and a 595 GB checkpoint from a disk takes longer (seconds).
-_ENGINE_READY_TIMEOUT = ("VLLM_ENGINE_READY_TIMEOUT_S", "86400")
+STATE_FILE = "state.json"
+RETRY = signal.SIGUSR1
+_HISTORY_FILE = "starts.json"
+# Seconds.
+_PUBLISH_EVERY = 0.25  # at least, between two writings of the state file
+_STOPS_ANYWAY = 3.0  # after which a process that SIGKILL does not end keeps us no longer from stopping
+
+_STUCK_REMEDY = "see the kernel's log, reset the GPU or reboot the host, then `aerie retry`"
 
 
 @dataclass(frozen=True)
 class Options:
-    """What `aerie serve` was told; `stop_timeout` in seconds."""
+    """What `aerie serve` was told; the timeouts in seconds."""
 
     engine_arguments: list[str]
     once: bool
     state_dir: Path
+    cache_dir: Path
     status_host: str
     status_port: int
     keys_file: Path
-    stop_timeout: float
+    drain_timeout: int
+    stall_timeout: float
 
 
 def serve(options: Options) -> int:
@@ -74,18 +78,20 @@ def serve(options: Options) -> int:
 class _Service:
     def __init__(self, options: Options) -> None:
         self._options = options
-        self._state = resume(self._saved(), State(since=_now()))
+        self._state_file = JsonFile(options.state_dir / STATE_FILE, "the back-off will not outlast a restart")
+        self._history = JsonFile(options.cache_dir / _HISTORY_FILE, "no start will tell how long it is going to take")
+        self._state = resume(self._state_file.read(), State(since=_now()))
         self._versions = {"aerie": aerie.__version__, "vllm": patches.vllm_version()}
-        self._state_file_failed = False
         self._changed = asyncio.Event()
-        self._stopping = asyncio.Event()
-        self._kill_now = asyncio.Event()
+        self._retry = asyncio.Event()
+        self._signals = StopSignals(asyncio.Event(), asyncio.Event())
 
     async def run(self) -> int:
         adopt_orphans()
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop, signal.Signals(number).name)
+        loop.add_signal_handler(RETRY, self._try_again)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM, signal.SIGINT})  # which the command had blocked
         self._reaper = Reaper()
         host, port = self._options.status_host, self._options.status_port
@@ -99,7 +105,7 @@ class _Service:
             return await self._live()
         finally:
             publisher.cancel()
-            self._write_state()
+            self._state_file.write(self.snapshot())
             await status.cleanup()
 
     def snapshot(self) -> dict[str, Any]:
@@ -116,116 +122,115 @@ class _Service:
             _log.info("%s", "; ".join(filter(None, (self._state.phase, self._state.reason, next_start))))
 
     def _stop(self, name: str) -> None:
-        if self._stopping.is_set():
+        if self._signals.stop.is_set():
             _log.warning("%s again: killing the engine without waiting for its requests", name)
-            self._kill_now.set()
-        self._stopping.set()
+            self._signals.kill.set()
+        self._signals.stop.set()
         self._dispatch(StopAsked())
 
+    def _try_again(self) -> None:
+        self._dispatch(RetryAsked())
+        self._retry.set()
+
     async def _live(self) -> int:
+        self._gpu_baseline = await off_loop(gpus.used_bytes)
+        while await self._may_start():
+            code = await self._start_and_see()
+            if self._options.once and not self._signals.stop.is_set():
+                return code
+        self._dispatch(Stopped())
+        return 0
+
+    async def _may_start(self) -> bool:
+        """Wait for the time of the next start, or for a person where none is set; return False for a stop."""
+        self._retry.clear()
+        events = [asyncio.create_task(event.wait()) for event in (self._signals.stop, self._retry)]
+        pause = (self._state.next_start - _now()).total_seconds() if self._state.next_start else 0.0
+        await _first(*events, timeout=None if self._state.phase is Phase.HELD else max(0.0, pause))
+        for event in events:
+            event.cancel()
+        return not self._signals.stop.is_set()
+
+    async def _start_and_see(self) -> int:
+        """Run one engine to its end and return the exit code that tells of it."""
+        options = self._options
         try:
             engine = self._configuration()
         except arguments.ConfigurationError as error:
-            return await self._hold(str(error))
-        self._state = replace(self._state, model=engine.served_name)
-        while not await self._stopped_before_next_start():
-            try:
-                status = await self._run_engine(engine)
-            except OSError as error:
-                return await self._hold(f"vllm cannot be started: {error}; it must be installed and on PATH")
-            if self._options.once and not self._stopping.is_set():
-                return status if status >= 0 else _KILLED_BY - status
-            if self._state.phase is Phase.HELD:
-                await self._stopping.wait()
-        self._dispatch(Stopped())
-        return 0
-
-    async def _hold(self, problem: str) -> int:
-        """Keep the page up with the problem until a person stops the service; with --once say it and end."""
-        self._dispatch(Held(problem))
-        if self._options.once:
+            self._dispatch(Held(str(error)))
             return USAGE_ERROR
-        await self._stopping.wait()
-        self._dispatch(Stopped())
-        return 0
+        self._state = replace(self._state, model=engine.served_name)
+        run = EngineRun(
+            engine, options.keys_file, options.drain_timeout, options.stall_timeout, self._history, self._dispatch
+        )
+        try:
+            ending = await run.until_it_ends(options.engine_arguments, self._reaper, self._signals)
+        except OSError as error:
+            self._dispatch(Held(f"vllm cannot be started: {error}; it must be installed and on PATH"))
+            return USAGE_ERROR
+        await run.ended()
+        if ending.asked:
+            self._dispatch(Ended(ending.words, ending.status))
+            await self._released()
+            return 0
+        diagnosis = run.diagnose(ending)
+        how = crash.reason(ending.words, diagnosis, served=run.served)
+        self._tell(run, diagnosis, lambda shown: Ended(how, ending.status, shown))
+        if stuck := await self._released():
+            diagnosis = run.diagnose(ending, stuck)
+            why = "; ".join(evidence.text for evidence in stuck)
+            reason = f"no other start beside what is left of this one: {why}; {_STUCK_REMEDY}"
+            self._tell(run, diagnosis, lambda shown: Held(reason, shown))
+            return crash.STUCK
+        return crash.exit_code(diagnosis, ending.status)
 
     def _configuration(self) -> arguments.EngineArguments:
         """Read and check what the engine is started with; raises ConfigurationError."""
         arguments.check_keys(self._options.keys_file)
         engine = arguments.read(self._options.engine_arguments, os.environ)
         arguments.check_paths(engine)
+        arguments.draining(engine, self._options.drain_timeout)
         if engine.port == self._options.status_port:
             both = f"port {self._options.status_port} is given to both the API and the status"
             raise arguments.ConfigurationError(f"{both}: change --port or --status-port")
         return engine
 
-    async def _stopped_before_next_start(self) -> bool:
-        pause = self._state.next_start - _now() if self._state.next_start else timedelta()
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._stopping.wait(), max(0.0, pause.total_seconds()))
-        return self._stopping.is_set()
+    def _tell(self, run: EngineRun, diagnosis: Diagnosis | None, event: Callable[[crash.Shown | None], Event]) -> None:
+        """Keep the diagnosis, show it, and print it as the last thing for now."""
+        if diagnosis is None:
+            self._dispatch(event(None))
+            return
+        at, report = _now(), None
+        try:
+            report = crash.write_report(self._options.state_dir, diagnosis, run.output.tail, at)
+        except OSError as error:
+            _log.error("cannot write the report of the crash: %s", error)
+        self._dispatch(event(crash.shown(diagnosis, at, report, served=run.served)))
+        if report:
+            _log.info("the engine's last output is kept in %s", report)
+        _report.info("%s", diagnosis.text())
 
-    async def _run_engine(self, engine: arguments.EngineArguments) -> int:
-        """Run one engine to its end, and until nothing of it is left; return its status. Raises OSError."""
-        middleware = f"{ApiKeyMiddleware.__module__}.{ApiKeyMiddleware.__qualname__}"
-        command = ["vllm", "serve", *self._options.engine_arguments, "--middleware", middleware]
-        environment = {_ENGINE_READY_TIMEOUT[0]: _ENGINE_READY_TIMEOUT[1]} | os.environ
-        environment[KEYS_FILE_VARIABLE] = str(self._options.keys_file)
-        reader = StartupReader()
-
-        def on_output(data: bytes) -> None:
-            report = reader.feed(data)
-            self._dispatch(Progressed({"phase": report.step, "fraction": report.fraction}, report.last_line))
-
-        process = Engine(command, environment, self._reaper, on_output)
-        self._dispatch(Started(process.pid))
-        _log.info("%s", patches.summary())
-        async with asyncio.TaskGroup() as tasks:
-            watch = tasks.create_task(readiness.watch(engine, self._options.keys_file, self._dispatch))
-            stop = tasks.create_task(self._stopping.wait())
-            kill = tasks.create_task(self._kill_now.wait())
-            await _first(process.ended, watch, stop)
-            if stop.done():
-                process.terminate()
-                await _first(process.ended, kill, timeout=self._options.stop_timeout)
-            elif process.ended.done():
-                self._dispatch(Refused(str(Exit.of(process.ended.result(), _now()))))
-            else:
-                _log.warning("the engine is dead and its API server stays: killing it")
-            for task in (watch, stop, kill):
-                task.cancel()
-        await kill_descendants()
-        await process.output_copied(_LAST_OUTPUT)
-        status = await process.ended
-        how = str(Exit.of(status, _now()))
-        self._dispatch(Ended(f"{how}: {reader.report.error}" if reader.report.error else how, status))
-        return status
+    async def _released(self) -> list[Evidence]:
+        """Wait until nothing is left of the engine, not long where a stop was asked for; return what does not go."""
+        release = asyncio.create_task(held_back(self._gpu_baseline))
+        stop = asyncio.create_task(self._signals.stop.wait())
+        await _first(release, stop)
+        if stop.done():
+            await _first(release, timeout=_STOPS_ANYWAY)
+        stop.cancel()
+        if release.done():
+            return release.result()
+        release.cancel()
+        _log.error("stopping, though the kernel has not let go of the engine's processes or of their GPU memory")
+        return []
 
     async def _publish(self) -> None:
         """Write the state file after each change, and not more often than it is read."""
         while True:
             await self._changed.wait()
             self._changed.clear()
-            self._write_state()
+            self._state_file.write(self.snapshot())
             await asyncio.sleep(_PUBLISH_EVERY)
-
-    def _write_state(self) -> None:
-        path = self._options.state_dir / _STATE_FILE
-        draft = path.with_suffix(".new")
-        try:
-            draft.write_text(json.dumps(self.snapshot(), indent=1) + "\n", encoding="utf-8")
-            draft.replace(path)
-        except OSError as error:
-            if not self._state_file_failed:  # a full disk must not end a service that serves, nor fill the log
-                _log.error("cannot write %s: %s; the back-off will not outlast a restart", path, error)
-            self._state_file_failed = True
-
-    def _saved(self) -> dict[str, Any]:
-        try:
-            saved = json.loads((self._options.state_dir / _STATE_FILE).read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            return {}
-        return saved if isinstance(saved, dict) else {}
 
 
 async def _first(*awaited: asyncio.Future[Any], timeout: float | None = None) -> None:  # noqa: ASYNC109 - passed on
@@ -236,10 +241,16 @@ def _now() -> datetime:
     return datetime.now(UTC)
 
 
+class _OwnLines(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        """Say whose line it is, but for a report, which has a form of its own."""
+        return record.getMessage() if record.name == _report.name else f"aerie: {record.getMessage()}"
+
+
 def _log_to_stderr() -> QueueListener:
     """Send our own lines through a thread, for the same reason as the engine's."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter("aerie: %(message)s"))
+    handler.setFormatter(_OwnLines())
     queue: SimpleQueue[logging.LogRecord] = SimpleQueue()
     _log.addHandler(QueueHandler(queue))
     _log.setLevel(logging.INFO)

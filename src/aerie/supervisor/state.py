@@ -7,7 +7,8 @@ from enum import StrEnum
 from signal import Signals
 from typing import Any
 
-from aerie.speculation import Speculation
+from aerie.diagnosis import Kind
+from aerie.engine_metrics import Serving, Speculation
 
 SCHEMA = 2
 BACK_OFF = (timedelta(seconds=10), timedelta(seconds=60), timedelta(seconds=300))
@@ -49,17 +50,6 @@ class Exit:
     def __str__(self) -> str:
         how = f"was killed by {self.signal}" if self.signal else f"ended with exit code {self.code}"
         return f"vllm serve {how}"
-
-
-@dataclass(frozen=True)
-class Serving:
-    """How busy a ready engine is: requests, the used part of the KV cache (0 to 1), tokens a second."""
-
-    requests_running: int
-    requests_waiting: int
-    kv_cache_usage: float
-    generation_tokens_per_second: float
-    prompt_tokens_per_second: float
 
 
 @dataclass(frozen=True)
@@ -141,6 +131,8 @@ class Held:
     """Another start cannot help; nothing starts until a person acts."""
 
     reason: str
+    diagnosis: Mapping[str, Any] | None = None
+    """Where more is known than before."""
 
 
 @dataclass(frozen=True)
@@ -184,8 +176,9 @@ def reduce(state: State, event: Event, at: datetime) -> State:  # noqa: C901, PL
             return _enter(state, Phase.UNREADY, at, reason)
         case Ended():
             return _ended(state, event, at)
-        case Held(reason):
-            return _enter(replace(state, next_start=None), Phase.HELD, at, reason)
+        case Held(reason, diagnosis):
+            known = replace(state, next_start=None, diagnosis=diagnosis or state.diagnosis)
+            return _enter(known, Phase.HELD, at, reason)
         case RetryAsked() if state.phase in {Phase.HELD, Phase.FAILED}:
             return replace(_enter(state, Phase.STARTING, at), next_start=None)
         case StopAsked():
@@ -208,15 +201,15 @@ def _ended(state: State, event: Ended, at: datetime) -> State:
         return gone
     gone = replace(gone, diagnosis=event.diagnosis)
     kind = event.diagnosis["kind"] if event.diagnosis else None
-    if kind == "configuration" or event.status == USAGE_ERROR:
+    if kind == Kind.CONFIGURATION or event.status == USAGE_ERROR:
         return _enter(gone, Phase.HELD, at, event.reason)
     failures = state.failures + 1
     pause = BACK_OFF[min(failures, len(BACK_OFF)) - 1]
-    hangs = state.hangs + (kind == "hung")
+    hangs = state.hangs + (kind == Kind.HUNG)
     return _enter(replace(gone, failures=failures, hangs=hangs, next_start=at + pause), Phase.FAILED, at, event.reason)
 
 
-def to_json(state: State, versions: Mapping[str, str | None], supervisor: int | None = None) -> dict[str, Any]:
+def to_json(state: State, versions: Mapping[str, str | None], supervisor: int) -> dict[str, Any]:
     """Return the state in the form of `state.json` and of `/status`; `supervisor` is the service's own pid."""
     return {
         "schema": SCHEMA,
@@ -224,10 +217,6 @@ def to_json(state: State, versions: Mapping[str, str | None], supervisor: int | 
         "since": _timestamp(state.since),
         "reason": state.reason,
         "model": state.model,
-        # What the page and the gate still ask for; to be deleted with their last use.
-        "step": state.start["phase"] if state.start else "",
-        "progress": state.start["fraction"] if state.start else None,
-        "last_error": None,
         "start": state.start,
         "supervisor": {"pid": supervisor},
         "engine": {

@@ -34,6 +34,7 @@ class Serving:
         self.keys.write_text("test-key\n")
         self.state_file = directory / "state" / "state.json"
         self.state_file.parent.mkdir()
+        (directory / "cache").mkdir()
         (directory / "bin").mkdir()
         (directory / "bin" / "vllm").symlink_to(STUB)
         self.process = None
@@ -51,7 +52,8 @@ class Serving:
             self.close()
 
     def start(self, *options, model="org/model", arguments=(), stdout=subprocess.PIPE, **stub):
-        own = ["--state-dir", self.state_file.parent, "--status-host", "127.0.0.1", "--status-port", self.status_port]
+        kept = ["--state-dir", self.state_file.parent, "--cache-dir", self.directory / "cache"]
+        own = [*kept, "--status-host", "127.0.0.1", "--status-port", self.status_port]
         engine = [model, "--served-model-name", "kimi", "--host", "127.0.0.1", "--port", self.api_port, *arguments]
         command = [
             sys.executable,

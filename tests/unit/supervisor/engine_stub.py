@@ -40,7 +40,7 @@ class Handler(BaseHTTPRequestHandler):
         Handler.drafts += STUB.get("drafts", 5)
         answer = {
             "choices": [{"message": {"content": "yes"}, "finish_reason": "stop"}],
-            "usage": {"completion_tokens": 9},
+            "usage": {"prompt_tokens": 4, "completion_tokens": 9},
         }
         self.answer(200, json.dumps(answer))
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from aerie.supervisor.arguments import ConfigurationError, check_paths, read
+from aerie.supervisor.arguments import ConfigurationError, check_paths, draining, read
 
 
 def config(tmp_path, text):
@@ -78,6 +78,34 @@ def test_what_goes_round_the_keys_or_the_check_is_refused_without_telling_it(arg
     with pytest.raises(ConfigurationError, match="is refused: ") as refusal:
         read(["m", *arguments], {})
     assert "secret" not in str(refusal.value)
+
+
+@pytest.mark.parametrize("given", ["--disable-log-stats", "--disable_log_stats", "--disable-log-s"])
+def test_an_engine_without_statistics_is_refused_with_the_reason(given, tmp_path):
+    with pytest.raises(ConfigurationError, match="a hung engine cannot be told from a busy one"):
+        read(["m", given], {})
+    with pytest.raises(ConfigurationError, match="--disable-log-stats is refused"):
+        read(["--config", config(tmp_path, "model: m\ndisable-log-stats: true\n")], {})
+    assert read(["--config", config(tmp_path, "model: m\ndisable-log-stats: false\n")], {}).model == "m"
+    assert read(["m", "--disable-log-requests"], {}).model == "m"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "added"),
+    [([], ["--shutdown-timeout", "90"]), (["--shutdown-timeout", "90"], []), (["--shutdown-timeout=90"], [])],
+)
+def test_the_drain_timeout_is_vllms_shutdown_timeout(arguments, added, tmp_path):
+    assert draining(read(["m", *arguments], {}), 90) == added
+    assert draining(read(["--config", config(tmp_path, "model: m\nshutdown-timeout: 90\n")], {}), 90) == []
+
+
+@pytest.mark.parametrize("given", ["0", "120", "no"])
+def test_two_limits_of_a_drain_that_differ_are_refused(given):
+    with pytest.raises(ConfigurationError) as error:
+        draining(read(["m", "--shutdown-timeout", given], {}), 90)
+    assert str(error.value).startswith(
+        f"engine argument --shutdown-timeout {given} contradicts the supervisor's --drain-timeout 90: "
+    )
 
 
 def test_the_config_file_cannot_bring_them_in_either(tmp_path):

@@ -1,4 +1,4 @@
-"""Processes below this one: found, and ended to the last."""
+"""Processes below this one: found, seen to die, and ended to the last; what the leash adds to that."""
 
 import asyncio
 import contextlib
@@ -10,11 +10,13 @@ import time
 
 import pytest
 
-from aerie.supervisor.processes import descendants, kill_descendants
+from aerie.supervisor import leash
+from aerie.supervisor.processes import Engine, Reaper, kill_below, off_loop, vital_death
+from aerie.supervisor.tree import descendants
 
 
 @pytest.fixture
-def tree():
+def tree_of_two():
     """Yield (child, grandchild) that ignore SIGTERM; the child's name looks like the end of its /proc entry."""
     script = (
         "import signal, subprocess, sys; signal.signal(signal.SIGTERM, signal.SIG_IGN);"
@@ -32,19 +34,118 @@ def tree():
     child.wait()
 
 
-def test_the_whole_tree_is_found_whatever_its_sessions_and_names(tree):
-    child, grandchild = tree
-    assert {child.pid, grandchild} <= descendants()
+def test_the_whole_tree_is_found_whatever_its_sessions_and_names(tree_of_two):
+    child, grandchild = tree_of_two
+    assert {child.pid, grandchild} <= descendants(os.getpid())
+    assert grandchild in descendants(child.pid)
+    assert child.pid not in descendants(child.pid)
 
 
 def test_the_dead_are_not_counted():
     child = subprocess.Popen(["true"])
     time.sleep(0.3)
-    assert child.pid not in descendants()
+    assert child.pid not in descendants(os.getpid())
     child.wait()
 
 
-def test_the_whole_tree_is_killed_before_it_returns(tree):
-    asyncio.run(asyncio.wait_for(kill_descendants(), 10))
-    assert descendants() == set()
-    assert tree[0].wait() == -signal.SIGKILL
+def test_the_whole_tree_is_killed_before_it_returns(tree_of_two):
+    assert asyncio.run(kill_below(os.getpid(), limit=10)) == []
+    assert descendants(os.getpid()) == set()
+    assert tree_of_two[0].wait() == -signal.SIGKILL
+
+
+def test_what_survives_is_told_with_what_it_waits_for(tree_of_two, monkeypatch):
+    # No kernel can be asked for a process that SIGKILL does not end; one that never gets it looks the same.
+    monkeypatch.setattr("aerie.supervisor.processes.kill", lambda _pids: None)
+    survivors = asyncio.run(kill_below(os.getpid(), limit=0.2))
+    assert {survivor.pid for survivor in survivors} == {tree_of_two[0].pid, tree_of_two[1]}
+    below = next(survivor for survivor in survivors if survivor.pid == tree_of_two[1])
+    assert (below.name, below.state) == ("sleep", "S")
+    assert f"sleep (pid {below.pid}, state S, waits in {below.waits_in})" == str(below)
+
+
+def titled(title):
+    """Start a process that calls itself so, as setproctitle does for vLLM's."""
+    return subprocess.Popen([title, "600"], executable="/bin/sleep")
+
+
+@pytest.mark.parametrize("title", ["VLLM::EngineCore", "VLLM::Worker_TP1"])
+def test_the_death_of_a_vital_process_is_seen_at_once(title):
+    async def watch():
+        other, vital = titled("VLLM::APIServer_0"), titled(title)
+        seen = asyncio.create_task(vital_death(os.getpid()))
+        await asyncio.sleep(0.5)
+        other.kill()
+        other.wait()
+        await asyncio.sleep(0.5)
+        assert not seen.done(), "an API server that ends is seen by its exit"
+        killed = time.monotonic()
+        vital.kill()  # and not collected: a zombie
+        words = await asyncio.wait_for(seen, 5)
+        vital.wait()
+        return vital.pid, words, time.monotonic() - killed
+
+    pid, words, seconds = asyncio.run(watch())
+    assert words == f"{title} (pid {pid}) died"
+    assert seconds < 1
+
+
+def test_what_never_answers_keeps_nobody_from_ending():
+    script = (
+        "import asyncio, threading\nfrom aerie.supervisor.processes import off_loop\n"
+        "async def main():\n"
+        "    try: await asyncio.wait_for(off_loop(threading.Event().wait), 0.1)\n"
+        "    except TimeoutError: print('given up')\n"
+        "asyncio.run(main())"
+    )
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    ran = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, timeout=20, check=True)
+    assert ran.stdout == b"given up\n"
+
+
+def test_what_fails_off_the_loop_fails_where_it_is_awaited():
+    def fail():
+        raise ValueError("x")
+
+    with pytest.raises(ValueError, match="x"):
+        asyncio.run(off_loop(fail))
+
+
+def run_leashed(*command):
+    """Run a command on the leash; return its pid or None, its status, and what it wrote."""
+
+    async def run():
+        reaper, written = Reaper(), []
+        engine = await Engine.start(
+            command, dict(os.environ) | {"PYTHONPATH": os.pathsep.join(sys.path)}, reaper, written.append
+        )
+        status = await asyncio.wait_for(engine.ended, 20)
+        await engine.output_copied(5)
+        return engine.pid, status, b"".join(written)
+
+    return asyncio.run(run())
+
+
+@pytest.mark.parametrize("status", [0, 3, -signal.SIGKILL, -signal.SIGSEGV, -signal.SIGTERM])
+def test_on_the_leash_an_engine_ends_as_it_would_without(status):
+    end = f"kill -{-status} $$" if status < 0 else f"exit {status}"
+    pid, seen, written = run_leashed("sh", "-c", f"echo $$; {end}")
+    assert (seen, written) == (status, f"{pid}\n".encode())
+
+
+def test_on_the_leash_nothing_is_blocked_or_ignored():
+    _, _, written = run_leashed("grep", "-E", "^Sig(Blk|Ign)", "/proc/self/status")
+    blocked, ignored = (int(mask, 16) for mask in written.split()[1::2])
+    assert (blocked, ignored & 0x7FFFFFFF) == (0, 0), "the C library itself ignores its own two, 32 and 33"
+
+
+def test_what_cannot_be_started_is_told():
+    with pytest.raises(OSError, match="No such file or directory"):
+        run_leashed("/no/such/program")
+
+
+def test_a_leash_whose_holder_is_gone_starts_nothing(tmp_path):
+    command = [sys.executable, "-m", leash.__name__, "1", "2", "touch", str(tmp_path / "started")]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    assert subprocess.run(command, env=environment, timeout=20, check=False).returncode == 128 + signal.SIGKILL
+    assert not (tmp_path / "started").exists()

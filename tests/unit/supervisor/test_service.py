@@ -50,7 +50,7 @@ def test_it_becomes_ready_and_everybody_reads_the_same_state(serving):
 
 
 def test_the_engine_gets_the_middleware_the_key_file_and_time_but_no_key(serving):
-    with serving.run("--stop-timeout", "5") as service:
+    with serving.run("--drain-timeout", "5") as service:
         service.until_phase("ready")
         argv = json.loads((service.directory / "argv.json").read_text())
         environ = json.loads((service.directory / "environ.json").read_text())
@@ -69,14 +69,14 @@ def test_a_killed_engine_is_told_at_once_and_started_again_when_nothing_of_it_is
         os.kill(first, signal.SIGKILL)
         service.until(lambda: service.get("/ready")[0] == 503, "/ready to say no", limit=5)
         failed = service.until_phase("failed")
-        assert failed["reason"] == "vllm serve was killed by SIGKILL"
+        assert failed["reason"].startswith("vllm serve was killed by SIGKILL: ")
         assert failed["reason"] in service.get("/")[1]
         assert failed["engine"]["exit"]["signal"] == "SIGKILL"
         assert failed["next_start"]
         assert json.loads(service.get("/ready")[1]) == {
             "ready": False,
             "phase": "failed",
-            "reason": "vllm serve was killed by SIGKILL",
+            "reason": failed["reason"],
         }
         assert service.core_is_gone()
         again = service.until_phase("ready", limit=25)
@@ -111,9 +111,9 @@ def test_orphans_are_reaped(serving):
     with serving.run(core=True) as service:
         service.until_phase("ready")
         time.sleep(0.5)  # by now the third process has ended
-        processes = below(service.process.pid)
+        ((leash, *_), *processes) = below(service.process.pid)
         assert len(processes) == 2, "the engine and its second process, and nothing dead"
-        assert {parent for _pid, parent, _state in processes} == {service.process.pid}, "an orphan has come to us"
+        assert {parent for _pid, parent, _state in processes} == {leash}, "an orphan has come to it"
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -133,7 +133,7 @@ def test_a_stop_lets_the_engine_drain_and_leaves_nothing(serving, number):
     assert "aerie: vLLM is not installed, and no series of patches is recorded\n" in stderr
 
 
-@pytest.mark.parametrize("impatient", [("--stop-timeout", "1"), ()])
+@pytest.mark.parametrize("impatient", [("--drain-timeout", "1"), ()])
 def test_a_drain_ends_at_its_limit_or_at_a_second_signal(serving, impatient):
     serving.start(*impatient, drain=60)
     serving.until_phase("ready")
@@ -176,8 +176,9 @@ def test_output_passes_byte_for_byte_however_slowly_it_is_read(serving):
     file = serving.directory / "output"
     file.write_bytes(written)
     serving.start("--once", writes=str(file), exit=0)
-    time.sleep(1.5)  # everything waits for us now, and the pipe is full
-    assert serving.state()["phase"] == "starting", "a slow reader must not hold up the status"
+    serving.until(lambda: serving.state()["phase"] == "starting", "a status that no slow reader holds up")
+    time.sleep(1)  # everything waits for us now, and the pipe is full
+    assert serving.state()["phase"] == "starting"
     code, stdout, _ = serving.end()
     assert code == 0
     assert stdout == written
@@ -196,23 +197,38 @@ def test_a_reader_that_went_away_does_not_end_the_service(serving):
         serving.close()
 
 
-@pytest.mark.parametrize(("stub", "code"), [({"exit": 0}, 0), ({"exit": 3}, 3), ({"signal": signal.SIGKILL}, 137)])
-def test_once_ends_as_the_engine_did(serving, stub, code):
+@pytest.mark.parametrize(("stub", "code"), [
+    ({"exit": 0}, 0),
+    ({"says": "vllm: error: unrecognized arguments: --x", "exit": 2}, 2),
+    ({"says": "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB", "exit": 1}, 3),
+    ({"says": "RuntimeError: CUDA error: unspecified launch failure", "exit": 1}, 4),
+    ({"says": "ZeroDivisionError: nobody has seen this one", "exit": 1}, 5),
+    ({"signal": signal.SIGKILL}, 137),
+    ({"signal": signal.SIGSEGV}, 5),
+])  # fmt: skip
+def test_with_once_the_exit_code_tells_what_sort_of_failure_it_was(serving, stub, code):
     serving.start("--once", **stub)
     assert serving.end()[0] == code
 
 
-def test_the_engines_last_words_are_the_reason(serving):
-    with serving.run(says="OSError: [Errno 98] Address already in use", exit=1) as service:
+def test_an_unknown_root_cause_is_the_reason(serving):
+    with serving.run(says="ZeroDivisionError: nobody has seen this one", exit=1) as service:
         state = service.until_phase("failed")
-    assert state["reason"] == "vllm serve ended with exit code 1: OSError: [Errno 98] Address already in use"
+    assert state["reason"] == "vllm serve ended with exit code 1: ZeroDivisionError: nobody has seen this one"
 
 
-def test_a_usage_error_is_held_with_what_argparse_said(serving):
-    with serving.run(says="vllm: error: unrecognized arguments: --x", exit=2) as service:
+@pytest.mark.parametrize(
+    ("says", "code"),
+    [("vllm: error: unrecognized arguments: --x", 2), ("OSError: [Errno 98] Address already in use", 1)],
+)
+def test_what_another_start_cannot_cure_is_held_with_its_diagnosis(serving, says, code):
+    with serving.run(says=says, exit=code) as service:
         state = service.until_phase("held")
-        assert "unrecognized arguments: --x" in state["reason"]
         assert service.get("/ready")[0] == 503
+    assert state["diagnosis"]["kind"] == "configuration"
+    assert state["diagnosis"]["root"]["text"] == says
+    assert state["reason"] == f"vllm serve ended with exit code {code}: {state['diagnosis']['title']}"
+    assert (state["next_start"], state["failures"]) == (None, 0)
 
 
 def held(serving, *options, **keywords):

@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from aerie.speculation import Speculation
+from aerie.engine_metrics import Serving, Speculation
 from aerie.supervisor.state import (
     Answered,
     Ended,
@@ -16,7 +16,6 @@ from aerie.supervisor.state import (
     Refused,
     RetryAsked,
     Served,
-    Serving,
     Started,
     State,
     StopAsked,
@@ -27,7 +26,7 @@ from aerie.supervisor.state import (
 )
 
 T0 = datetime(2026, 11, 29, 12, 0, 0, 900_000, tzinfo=UTC)
-DRAFTED = Speculation(10, 30, 15)
+DRAFTED = Speculation(10, 30, 15, (8, 5, 2))
 BUSY = Serving(3, 1, 0.12, 93.1, 10.0)
 LOADING = {"phase": "loading target", "fraction": 0.25}
 WRONG = {"kind": "configuration", "title": "wrong"}
@@ -162,8 +161,6 @@ def test_a_stop_drops_the_next_start():
 def test_the_json_form_is_the_contract():
     events = (Started(7), Progressed(LOADING, "bar"), Answered(), Served(DRAFTED, BUSY))
     state = to_json(after(*events, Ended("killed", -9, BROKEN)), {"aerie": "1", "vllm": None}, supervisor=5)
-    for old in ("step", "progress", "last_error"):
-        del state[old]
     assert json.loads(json.dumps(state)) == {
         "schema": 2,
         "phase": "failed",
@@ -187,8 +184,13 @@ def test_the_json_form_is_the_contract():
         "hangs": 0,
         "versions": {"aerie": "1", "vllm": None},
     }
-    state = to_json(after(*events), {})
-    assert state["speculation"] == {"drafts": 10, "draft_tokens": 30, "accepted_tokens": 15}
+    state = to_json(after(*events), {}, 5)
+    assert json.loads(json.dumps(state["speculation"])) == {
+        "drafts": 10,
+        "draft_tokens": 30,
+        "accepted_tokens": 15,
+        "accepted_by_position": [8, 5, 2],
+    }
     assert state["serving"] == {
         "requests_running": 3,
         "requests_waiting": 1,
@@ -199,7 +201,7 @@ def test_the_json_form_is_the_contract():
 
 
 def saved(**changes):
-    return to_json(after(Started(7), CRASH), {}) | changes
+    return to_json(after(Started(7), CRASH), {}, 5) | changes
 
 
 def test_a_killed_supervisor_goes_on_with_its_back_off():

@@ -1,0 +1,218 @@
+"""One engine, from its start until nothing of it moves any more: watched, ended where it must be, and diagnosed."""
+
+import asyncio
+import logging
+import os
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from aerie import patches
+from aerie.auth import KEYS_FILE_VARIABLE, ApiKeyMiddleware
+from aerie.diagnosis import Diagnosis, Evidence, Kind, relevant
+from aerie.startup.history import History
+from aerie.startup.start import StartReader
+from aerie.supervisor import arguments, evidence, readiness, sampling
+from aerie.supervisor.json_file import JsonFile
+from aerie.supervisor.liveness import Dead, Hung
+from aerie.supervisor.output import Output
+from aerie.supervisor.processes import Engine, Reaper, kill_below, off_loop, vital_death
+from aerie.supervisor.state import Answered, Event, Exit, Progressed, Refused, Served, Started
+
+_log = logging.getLogger("aerie")
+
+# vLLM gives its engine 600 s by default, and a 595 GB checkpoint from a disk takes longer (seconds).
+_ENGINE_READY_TIMEOUT = ("VLLM_ENGINE_READY_TIMEOUT_S", "86400")
+
+# Seconds.
+_TEARDOWN = 10  # that an engine gets after it has drained, to end by itself
+_LOADING_GRACE = 5.0  # that an engine gets which has nothing to drain
+_KILLED_WITHIN = 1.0  # that the diagnosis waits for what was killed
+_LAST_OUTPUT = 5.0  # that a stuck reader of our stdout may delay what follows an engine's end
+_LAST_OUTPUT_OF_SURVIVORS = 0.5  # who still hold the pipe
+_SAMPLED_EVERY = 1.0
+
+# What the end of a worker or an engine core means that nobody tells.
+_UNSAID = "; without a last word, that is mostly SIGKILL"
+# Sent by persons and machines; what a process does to itself (SIGSEGV, SIGABRT, SIGBUS) is a crash.
+_SENT = frozenset({"SIGKILL", "SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT"})
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How an engine came to its end."""
+
+    words: str
+    """In one line."""
+    status: int | None
+    """`os.waitstatus_to_exitcode` of its first process; None where the supervisor ended it."""
+    hung: bool = False
+    evidence: tuple[str, ...] = ()
+    """What shows that it hung."""
+    asked: bool = False
+    """By a person or by Docker: then there is nothing to diagnose."""
+
+
+@dataclass
+class StopSignals:
+    """What was asked of the service: to stop, and then not to wait."""
+
+    stop: asyncio.Event
+    kill: asyncio.Event
+
+
+class EngineRun:
+    """One engine; `began` is when it was started."""
+
+    def __init__(
+        self,
+        engine: arguments.EngineArguments,
+        keys_file: Path,
+        drain_timeout: int,
+        stall_timeout: float,
+        history: JsonFile,
+        dispatch: Callable[[Event], None],
+    ) -> None:
+        self._engine = engine
+        self._keys_file = keys_file
+        self._drain_timeout = drain_timeout
+        self._history = history
+        self._dispatch_to = dispatch
+        self._listening = self.served = False
+        began = time.time()
+        self.output = Output(StartReader(began, History.from_json(history.read()), stall_timeout))
+        self._cgroup = evidence.MemoryCgroup()
+        self._oom_kills = self._cgroup.oom_kills()
+
+    async def until_it_ends(self, given: list[str], reaper: Reaper, signals: StopSignals) -> Ending:
+        """Start `vllm serve` with what it was given, and return when its first process is gone or has to go.
+
+        Raises OSError where it cannot be started.
+        """
+        process = await Engine.start(self._command(given), self._environment(), reaper, self._on_output)
+        self._process = process
+        self._dispatch(Started(process.pid))
+        self._progress()
+        _log.info("%s", patches.summary())
+        async with asyncio.TaskGroup() as tasks:
+            watchers = [tasks.create_task(watcher) for watcher in self._watchers(process.pid)]
+            stop, kill = (tasks.create_task(event.wait()) for event in (signals.stop, signals.kill))
+            await _first(process.ended, stop, *watchers)
+            if stop.done():
+                ending = await self._stopped(process, kill)
+            elif process.ended.done():
+                status = process.ended.result()
+                ending = Ending(str(Exit.of(status, datetime.now(UTC))), status)
+            else:
+                ending = _ending(next(watcher for watcher in watchers if watcher.done()).result())
+            for task in (stop, kill, *watchers):
+                task.cancel()
+        if not ending.asked:
+            self._dispatch(Refused(ending.words))
+            await self.output.settled()
+        return ending
+
+    async def ended(self) -> None:
+        """Kill what is left and pass on its last words; what does not die at once is left to others."""
+        survivors = await kill_below(os.getpid(), _KILLED_WITHIN)
+        await self._process.output_copied(_LAST_OUTPUT_OF_SURVIVORS if survivors else _LAST_OUTPUT)
+        self.output.end()
+        self._progress()
+
+    def diagnose(self, ending: Ending, further: Sequence[Evidence] = ()) -> Diagnosis | None:
+        """Say why it ended; None where it ended as it should."""
+        at = time.time()
+        seen = relevant(evidence.outside(self._oom_kills, at, self._cgroup), at)
+        words = None if ending.status == 0 else ending.words if ending.status else ending.words + _UNSAID
+        exited = Exit.of(ending.status, datetime.now(UTC)) if ending.status is not None else None
+        kind = Kind.HUNG if ending.hung else Kind.KILLED if exited and exited.signal in _SENT else None
+        hangs = [Evidence("supervisor", at, text) for text in ending.evidence]
+        return self.output.collector.diagnose(words, [*seen, *hangs, *further], kind)
+
+    def _command(self, given: list[str]) -> list[str]:
+        middleware = f"{ApiKeyMiddleware.__module__}.{ApiKeyMiddleware.__qualname__}"
+        drain = arguments.draining(self._engine, self._drain_timeout)
+        return ["vllm", "serve", *given, *drain, "--middleware", middleware]
+
+    def _environment(self) -> dict[str, str]:
+        environment = {_ENGINE_READY_TIMEOUT[0]: _ENGINE_READY_TIMEOUT[1]} | os.environ
+        environment[KEYS_FILE_VARIABLE] = str(self._keys_file)
+        return environment
+
+    def _watchers(self, pid: int) -> list[Coroutine[Any, Any, str | Dead | Hung]]:
+        """Return what sees an engine that has to go, each in its own way; none of them ends for another reason."""
+        return [
+            readiness.watch(self._engine, self._keys_file, pid, self._dispatch),
+            vital_death(os.getpid()),
+            self._last_words(),
+            self._stall(pid),
+        ]
+
+    def _on_output(self, data: bytes) -> None:
+        self.output.feed(data)
+        if not self.served:
+            self._progress()
+
+    def _dispatch(self, event: Event) -> None:
+        match event:
+            case Answered():
+                self._listening = True
+                self.output.start.answered(time.time())
+            case Served() if not self.served:
+                self.served = True
+                self.output.start.ready(time.time())
+                self._progress()
+                start = self.output.start.view(time.time())
+                self._history.write(History.from_json(self._history.read()).record(start).to_json())
+        self._dispatch_to(event)
+
+    def _progress(self) -> None:
+        self._dispatch_to(Progressed(self.output.progress(), self.output.last_line))
+
+    async def _last_words(self) -> str:
+        """Return when the engine has said that it goes down, and has said the rest of it."""
+        await self.output.dying.wait()
+        words = "vllm serve reported a fatal error"
+        self._dispatch(Refused(words))
+        await self.output.settled()
+        return words
+
+    async def _stall(self, pid: int) -> Hung:
+        """Return once nothing has moved for too long in a start."""
+        while not self.served:
+            activity = await off_loop(sampling.sample, pid)
+            self.output.start.observe(activity, time.time())
+            self._progress()
+            start = self.output.start.view(time.time())
+            if start.stalled:
+                silence = f"nothing moved for {start.silent_seconds:.0f} s"
+                where = start.waiting_for and f"waiting for {start.waiting_for}"
+                return Hung(f"the start has stalled: {silence} while {start.phase}", (where,) if where else ())
+            await asyncio.sleep(_SAMPLED_EVERY)
+        for_ever: asyncio.Future[Hung] = asyncio.get_running_loop().create_future()
+        return await for_ever  # what hangs from here on is readiness' to tell
+
+    async def _stopped(self, process: Engine, kill: asyncio.Task[Any]) -> Ending:
+        process.terminate()
+        limit = self._drain_timeout + _TEARDOWN if self._listening else _LOADING_GRACE
+        await _first(process.ended, kill, timeout=limit)
+        status = process.ended.result() if process.ended.done() else None
+        return Ending("a stop was asked for", status, asked=True)
+
+
+def _ending(seen: str | Dead | Hung) -> Ending:
+    """Return the ending of an engine that its watchers gave up."""
+    match seen:
+        case Hung(reason, evidence):
+            return Ending(reason, None, hung=True, evidence=evidence)
+        case Dead(reason):
+            return Ending(f"the engine is dead, and its API server stays: {reason}", None)
+        case _:
+            return Ending(seen, None)
+
+
+async def _first(*awaited: asyncio.Future[Any], timeout: float | None = None) -> None:  # noqa: ASYNC109 - passed on
+    await asyncio.wait(awaited, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
