@@ -48,7 +48,13 @@ def _parser() -> argparse.ArgumentParser:
         "3 out of memory, 4 hardware or driver, 5 engine crash, 6 hung or stalled, 128+n killed by signal n.",
     )
     serve.add_argument("--once", action="store_true", help="end with the engine instead of starting it again")
-    serve.add_argument("--state-dir", type=Path, default=_STATE_DIR, metavar="DIR", help=_default(_STATE_DIR_HELP))
+    serve.add_argument(
+        "--state-dir",
+        type=Path,
+        default=_STATE_DIR,
+        metavar="DIR",
+        help=_default("for state.json and the crash reports"),
+    )
     serve.add_argument(
         "--cache-dir",
         type=Path,
