@@ -18,8 +18,8 @@ class _Marker(NamedTuple):
     phase: StartPhase
     says: tuple[str, ...]
     """Any of these, in a line that is neither a warning nor an error, and the phase begins."""
-    of_all: bool = False
-    """Every rank says it, and the phase begins with the last of them."""
+    of_all: str = ""
+    """`ranks` or `engines`: each of them says it, and the phase begins with the last."""
 
 
 _MARKERS = (
@@ -28,9 +28,9 @@ _MARKERS = (
     _Marker(
         StartPhase.LOADING_TARGET, ("Loading model from scratch", "Starting to load model", "Initializing model took")
     ),
-    _Marker(StartPhase.LOADING_DRAFTER, ("Using Eagle3 auxiliary layers from",), of_all=True),
+    _Marker(StartPhase.LOADING_DRAFTER, ("Using Eagle3 auxiliary layers from",), of_all="ranks"),
     _Marker(StartPhase.LOADING_DRAFTER, ("Loading drafter model",)),
-    _Marker(StartPhase.PROFILING, ("Model loading took",), of_all=True),
+    _Marker(StartPhase.PROFILING, ("Model loading took",), of_all="ranks"),
     _Marker(StartPhase.PROFILING, ("GiB for KV cache on node",)),  # a CPU, which says nothing after loading
     _Marker(
         StartPhase.COMPILING,
@@ -43,10 +43,8 @@ _MARKERS = (
     ),
     _Marker(StartPhase.MEASURING_GRAPHS, ("Profiling CUDA graph memory",)),
     _Marker(StartPhase.WARMING_UP, ("KV cache size: ", "JIT kernel warmup starting", "Compile and warming up model")),
-    _Marker(
-        StartPhase.LISTENING,
-        ("init engine (profile", "Supported tasks: ", "Starting vLLM ", "Application startup complete"),
-    ),
+    _Marker(StartPhase.LISTENING, ("init engine (profile",), of_all="engines"),  # --data-parallel-size has several
+    _Marker(StartPhase.LISTENING, ("Supported tasks: ", "Starting vLLM ", "Application startup complete")),
 )
 _PHASES = tuple(StartPhase)
 _LOADING = frozenset({StartPhase.LOADING_TARGET, StartPhase.LOADING_DRAFTER})
@@ -77,6 +75,7 @@ class StartReader:
         self._detail = ""
         self._pace = Pace()
         self._ranks = Ranks()
+        self._engines: set[Speaker] = set()
         self._have_said: dict[StartPhase, set[Speaker]] = {}
         self._bar: Bar | None = None
         self._bars_drawn: list[str] = []
@@ -158,14 +157,19 @@ class StartReader:
             return
         for marker in _MARKERS:
             if any(said in line.text for said in marker.says):
-                if marker.of_all:
-                    speakers = self._have_said.setdefault(marker.phase, set())
-                    speakers.add(speaker_of(line))
-                    if self._ranks.silent(speakers):
-                        return
-                self._enter(marker.phase, at)
-                self._tell(marker, line)
+                if self._is_the_last_to_say(marker, speaker_of(line)):
+                    self._enter(marker.phase, at)
+                    self._tell(marker, line)
                 return
+
+    def _is_the_last_to_say(self, marker: _Marker, speaker: Speaker) -> bool:
+        if marker.phase is StartPhase.SPAWNING:
+            self._engines.add(speaker)
+        if not marker.of_all:
+            return True
+        speakers = self._have_said.setdefault(marker.phase, set())
+        speakers.add(speaker)
+        return not (self._engines - speakers if marker.of_all == "engines" else self._ranks.silent(speakers))
 
     def _tell(self, marker: _Marker, line: Line) -> None:
         """Keep what else the line of a marker says."""

@@ -30,6 +30,7 @@ Stage = dict[str, list[str]]
 class Composed:
     tensor: int = 8
     pipeline: int = 1
+    data: int = 1
     release: str = "0.32.0"
     runner: str = "V2"
     device: str = "cuda"
@@ -39,25 +40,27 @@ class Composed:
 
     @property
     def world_size(self) -> int:
-        return self.tensor * self.pipeline
+        return self.data * self.tensor * self.pipeline  # a MoE's groups span its engines
 
     @property
     def ranks(self) -> list[str]:
         """The names of the ranks, in their order, as their lines carry them once the groups have formed."""
-        stages = [f"_PP{stage}" for stage in range(self.pipeline)] if self.pipeline > 1 else [""]
-        parts = [f"_TP{part}" for part in range(self.tensor)] if self.tensor > 1 else [""]
-        if self.world_size == 1 and self.device == "cuda":
-            return [self.engine]
-        return [f"Worker{stage}{part}" for stage in stages for part in parts]
+        if self.tensor * self.pipeline == 1 and self.device == "cuda":
+            return self.engines
+        copies, stages, parts = (
+            [f"_{what}{number}" for number in range(count)] if count > 1 else [""]
+            for what, count in (("DP", self.data), ("PP", self.pipeline), ("TP", self.tensor))
+        )
+        return [f"Worker{copy}{stage}{part}" for copy in copies for stage in stages for part in parts]
 
     @property
-    def engine(self) -> str:
-        return "EngineCore_DP0" if self.release < "0.20" else "EngineCore"
+    def engines(self) -> list[str]:
+        if self.data > 1 or self.release < "0.20":
+            return [f"EngineCore_DP{number}" for number in range(self.data)]
+        return ["EngineCore"]
 
     def pid(self, name: str) -> int:
-        if name == "APIServer":
-            return 7
-        return 300 if name == self.engine else 400 + self.ranks.index(name)
+        return 7 + ["APIServer", *self.engines, *self.ranks].index(name)
 
     def lines(self) -> list[str]:
         """A log in which the processes take turns."""
@@ -77,16 +80,17 @@ class Composed:
         return f"({name} pid={self.pid(who)}) INFO 11-29 13:34:58 [somewhere.py:1] {text}"
 
     def _said(self) -> Iterator[Stage]:
-        first, engine, each = self.ranks[0], self.engine, self.ranks
+        first, each = self.ranks[0], self.ranks
         speculation = "SpeculativeConfig(method='eagle3', model='/models/eagle3', num_spec_tokens=3)"
         yield {"APIServer": ["non-default args: {'model': '/models/kimi'}", "Using max model len 262144"]}
         configuration = (
             f"model='/models/kimi', speculative_config={speculation if self.drafter else None}, load_format=auto, "
-            f"tensor_parallel_size={self.tensor}, pipeline_parallel_size={self.pipeline}, data_parallel_size=1, "
-            f"quantization=compressed-tensors, enforce_eager={self.eager}, device_config={self.device}, "
-            "compilation_config={'mode': 3}"
+            f"tensor_parallel_size={self.tensor}, pipeline_parallel_size={self.pipeline}, "
+            f"data_parallel_size={self.data}, quantization=compressed-tensors, enforce_eager={self.eager}, "
+            f"device_config={self.device}, compilation_config={{'mode': 3}}"
         )
-        yield {engine: [f"Initializing a V1 LLM engine (v{self.release}) with config: {configuration}"]}
+        said = f"Initializing a V1 LLM engine (v{self.release}) with config: {configuration}"
+        yield {engine: [said] for engine in self.engines}
         meeting = f"distributed_init_method=x backend={'nccl' if self.device == 'cuda' else 'gloo'}"
         yield {
             who: [f"world_size={self.world_size} rank={rank} local_rank={rank} {meeting}"]
@@ -108,7 +112,9 @@ class Composed:
         if self.device == "cuda":
             yield {who: ["Model loading took 71.20 GiB memory and 812.771934 seconds"] for who in each}
         yield from self._compiled_said()
-        yield {engine: ["init engine (profile, create kv cache, warmup model) took 171.94 s"]}
+        yield {
+            engine: ["init engine (profile, create kv cache, warmup model) took 171.94 s"] for engine in self.engines
+        }
         yield {"APIServer": ["Supported tasks: ['generate']", "Starting vLLM server on http://0.0.0.0:8000"]}
         yield {"": ["INFO:     Application startup complete."]}
 
@@ -120,9 +126,10 @@ class Composed:
         yield {"": list(_bar(self.loader, 1))}
 
     def _compiled_said(self) -> Iterator[Stage]:
-        first, engine, each = self.ranks[0], self.engine, self.ranks
+        first, each = self.ranks[0], self.ranks
         captures = self.device == "cuda" and not self.eager
-        sized = {engine: [f"{'GPU' if self.device == 'cuda' else 'CPU'} KV cache size: 190,000 tokens"]}
+        device = "GPU" if self.device == "cuda" else "CPU"
+        sized = {engine: [f"{device} KV cache size: 190,000 tokens"] for engine in self.engines}
         traced = {
             who: [f"[{part}] {said}" for part in ("backbone", "eagle_head") for said in _COMPILED] for who in each
         }

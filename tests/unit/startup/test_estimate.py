@@ -164,19 +164,18 @@ def test_whatever_a_start_takes_the_estimate_is_sane(known, slower):
             assert after.remaining_seconds is None or after.remaining_seconds >= 0
 
 
-def activity(*held: int, gpus: bool = True, pids: tuple[int, ...] = (400, 401)) -> Activity:
+def activity(*held: int, gpus: bool = True) -> Activity:
     processes = tuple(
-        ProcessActivity(pid, "VLLM::Worker", "R", size, 0, 0 if gpus else size, 0.0)
-        for pid, size in zip(pids, held, strict=True)
+        ProcessActivity(SETUP.pid(rank), f"VLLM::{rank}", "R", size, 0, 0 if gpus else size, 0.0)
+        for rank, size in zip(SETUP.ranks, held, strict=True)
     )
     return Activity(processes, held if gpus else ())
 
 
 @pytest.mark.parametrize("gpus", [True, False])
 def test_the_phase_is_as_far_as_the_slowest_rank(gpus):
-    setup = Composed(tensor=2)
     reader = StartReader(began=0.0)
-    for text in [line for stage in setup.stages()[:5] for said in stage.values() for line in said]:
+    for text in [line for stage in SETUP.stages()[:5] for said in stage.values() for line in said]:
         said(reader, text, 1.0)
     reader.observe(activity(GB, GB, gpus=gpus), 2.0)
     bar = "Loading safetensors checkpoint shards:  50% Completed | 32/64 [00:10<00:10, 1.00it/s]"

@@ -121,7 +121,7 @@ def test_a_damaged_history_breaks_nothing(damage):
 
 
 def kind(setup: Composed) -> str:
-    (line,) = parse(setup.stages()[1][setup.engine][0])
+    (line,) = parse(setup.stages()[1][setup.engines[0]][0])
     return kind_of(line.text)
 
 

@@ -132,6 +132,8 @@ SETUPS = {
     "TP4 0.16": Composed(tensor=4, runner="V1", release="0.16.0"),
     "TP4 PP2": Composed(tensor=4, pipeline=2),
     "TP1 PP2": Composed(tensor=1, pipeline=2),
+    "DP2": Composed(tensor=1, data=2),
+    "DP2 TP2": Composed(tensor=2, data=2),
     "TP2 CPU": Composed(tensor=2, device="cpu", runner="V1"),
     "TP2 CPU eager": Composed(tensor=2, device="cpu", runner="V1", eager=True),
     "TP2 CPU 0.16": Composed(tensor=2, device="cpu", runner="V1", release="0.16.0"),
@@ -230,6 +232,15 @@ def test_loading_ends_when_the_last_rank_has_loaded():
     start = starts(log_of(early + compiling))[-1]
     assert (start.phase, start.waiting_for) == (StartPhase.LOADING_TARGET, "rank 7")
     assert starts(log_of([*early, *compiling, late]))[-1].phase is StartPhase.PROFILING
+
+
+def test_listening_begins_with_the_last_engine():
+    setup = Composed(tensor=1, data=2)
+    *before, said, _, _ = setup.stages()
+    lines = [line for stage in before for lines in stage.values() for line in lines]
+    first, last = (line for lines in said.values() for line in lines)
+    assert starts(log_of([*lines, first]))[-1].phase is StartPhase.CAPTURING_GRAPHS
+    assert starts(log_of([*lines, first, last]))[-1].phase is StartPhase.LISTENING
 
 
 def test_the_second_capturing_knows_its_whole_from_the_first():
