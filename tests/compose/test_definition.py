@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from aerie import cli
+from aerie.supervisor import run
 
 from .conftest import FILES, REPOSITORY, Project
 
@@ -57,13 +58,19 @@ def test_ports_bind_to_loopback(project: Project, combination: str) -> None:
 
 
 @both
-def test_docker_waits_longer_than_the_supervisor_and_that_longer_than_the_engine(
-    project: Project, combination: str
-) -> None:
+def test_docker_waits_longer_than_the_supervisor_lets_requests_drain(project: Project, combination: str) -> None:
+    """And the values that compose repeats are the supervisor's own."""
     service = project.service(combination)
-    engine = yaml.safe_load(Path(mounts(service)["/etc/aerie/serve.yaml"]["source"]).read_text())
-    supervisor = cli._parser().parse_args(["serve"]).stop_timeout
-    assert 0 < engine["shutdown-timeout"] < supervisor < seconds(service["stop_grace_period"])
+    own, engine = service["command"][: service["command"].index("--")], service["command"][-2:]
+    told, default = cli._parser().parse_args(own), cli._parser().parse_args(["serve"])
+    assert told == default
+    assert told.drain_timeout + run._TEARDOWN + run._LAST_OUTPUT < seconds(service["stop_grace_period"])
+    assert engine == ["--config", "/etc/aerie/serve.yaml"]
+    config = yaml.safe_load(Path(mounts(service)["/etc/aerie/serve.yaml"]["source"]).read_text())
+    assert "shutdown-timeout" not in config, "the supervisor passes it on"
+    longer = project.service(combination, AERIE_DRAIN_TIMEOUT="300", AERIE_STOP_GRACE_PERIOD="330s")
+    assert "300" in longer["command"]
+    assert seconds(longer["stop_grace_period"]) == 330
 
 
 @both
@@ -84,7 +91,7 @@ def test_the_key_is_mounted_as_a_directory_and_stands_in_no_variable(project: Pr
     service = project.service(combination)
     assert mounts(service)["/etc/aerie/secrets"]["source"] == str(project.directory / "secrets")
     assert not [name for name in service["environment"] if "KEY" in name]
-    assert not [word for word in service.get("command") or [] if "key" in word]
+    assert not [word for word in service["command"] if "key" in word]
 
 
 @both
