@@ -2,11 +2,12 @@
 
 import signal
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from aerie.diagnosis import Diagnosis, Kind
+from aerie.diagnosis import Diagnosis, Kind, RootCause
 from aerie.supervisor.state import USAGE_ERROR
 
 Shown = Mapping[str, Any]
@@ -50,16 +51,15 @@ def shown(diagnosis: Diagnosis, at: datetime, report: Path | None, *, served: bo
     Once an engine has served, what it said may quote requests: then an exception is shown by its type alone. The
     report and the log have the rest.
     """
+    if served and diagnosis.root:
+        diagnosis = replace(diagnosis, root=_without_words(diagnosis.root))
     stamp = at.astimezone(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
-    written = diagnosis.to_json() | {"at": stamp, "report": report and str(report)}
-    if served and (root := written["root"]):
-        written["root"] = _without_words(root)
-    return written
+    # With the text, so that every reader who cannot lay it out, as the gate, shows what the container printed last.
+    return diagnosis.to_json() | {"text": diagnosis.text(), "at": stamp, "report": report and str(report)}
 
 
-def _without_words(root: Mapping[str, Any]) -> dict[str, Any]:
-    chain = [_type(raised) for raised in root["chain"]]
-    return {**root, "text": _type(root["text"]), "chain": chain, "excerpt": []}
+def _without_words(root: RootCause) -> RootCause:
+    return replace(root, text=_type(root.text), chain=tuple(_type(raised) for raised in root.chain), excerpt=())
 
 
 def _type(raised: str) -> str:
