@@ -5,11 +5,9 @@ from aerie.startup.history import History
 from aerie.startup.lines import Line, LineReader, parse
 from aerie.startup.phases import Phase, Start, StartPhase
 from aerie.startup.reader import Report, StartupReader
-from aerie.startup.stall import STALL_TIMEOUT
 from aerie.startup.start import StartReader
 
 __all__ = [
-    "STALL_TIMEOUT",
     "Activity",
     "History",
     "Line",

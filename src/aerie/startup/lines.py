@@ -26,8 +26,8 @@ LONGEST_LINE = 64 * 1024
 _LINE_END = re.compile(rb"[\r\n]")
 
 # `(EngineCore pid=7) ` and `INFO 11-29 13:34:58 [core.py:1010] `, either may be missing. 0.16 and 0.17 write the
-# first before everything that a process prints, 0.32 before what is logged only.
-_PROCESS = r"\(([A-Za-z][\w.-]{0,63}) pid=(\d{1,10})\)(?: |$)"
+# first before everything that a process prints, 0.32 before what is logged only. Ray adds the host.
+_PROCESS = r"\(([A-Za-z][\w.-]{0,63}) pid=(\d{1,10})(?:, ip=[\w.:]{1,64})?\)(?: |$)"
 _LOGGED = r"(DEBUG|INFO|WARNING|ERROR|CRITICAL) (\d\d-\d\d \d\d:\d\d:\d\d) \[([^\]\s]{1,200}:\d{1,6})\](?: |$)"
 _HEAD = re.compile(f"{_PROCESS}(?:{_LOGGED})?|{_LOGGED}")
 

@@ -11,6 +11,7 @@ Speaker = int | str
 
 _ARRIVED = re.compile(r"world_size=(\d{1,5}) rank=(\d{1,5}) ")
 _WORTH_COMPARING = 2**30  # bytes that rank 0 holds; below it CUDA contexts and libraries decide
+_BEHIND = 0.9  # of what rank 0 holds: stages of a pipeline differ by some layers, and ranks by chance
 
 
 class Lag(NamedTuple):
@@ -23,8 +24,8 @@ class Lag(NamedTuple):
 
     @property
     def ratio(self) -> float:
-        """At most 1."""
-        return min(1.0, self.holds / self.rank_0_holds)
+        """Below 1."""
+        return self.holds / self.rank_0_holds
 
 
 def speaker_of(line: Line) -> Speaker:
@@ -78,7 +79,7 @@ class Ranks:
         if held.get(0, 0) < _WORTH_COMPARING:
             return None
         rank = min(held, key=lambda rank: (held[rank], rank))
-        return Lag(rank, held[rank], held[0]) if rank else None
+        return Lag(rank, held[rank], held[0]) if held[rank] < _BEHIND * held[0] else None
 
     def read_bytes(self) -> int:
         """Return how much all of them have read from storage since loading began."""

@@ -5,10 +5,6 @@ import re
 from aerie.startup.activity import Activity
 from aerie.startup.lines import Line
 
-STALL_TIMEOUT = 900.0
-"""Seconds. vLLM's own limit for one step of a worker is 300 s (`VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS`), NCCL's for one
-collective 600 s: what hangs and can find out by itself has said so by then."""
-
 # A hung engine spins: its processes burn CPU time and touch no new page. One that loads, compiles or warms up does.
 _FAULTS_A_SECOND = 20.0
 _FAULTS = 200  # at least, so that a look after a tenth of a second sees no work in a handful

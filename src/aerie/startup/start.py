@@ -11,7 +11,7 @@ from aerie.startup.history import History, kind_of
 from aerie.startup.lines import Line
 from aerie.startup.phases import Phase, Start, StartPhase
 from aerie.startup.ranks import Ranks, Speaker, speaker_of
-from aerie.startup.stall import STALL_TIMEOUT, Movement
+from aerie.startup.stall import Movement
 
 
 class _Marker(NamedTuple):
@@ -60,10 +60,13 @@ _ALMOST = 0.999  # all of a start is done when it is ready, and not before
 
 
 class StartReader:
-    """Reads one start. Times are seconds since the epoch; one that lies before an earlier one counts as that."""
+    """Reads one start. Times are seconds since the epoch; one that lies before an earlier one counts as that.
 
-    def __init__(self, began: float, history: History | None = None, stall_timeout: float = STALL_TIMEOUT) -> None:
-        self._history = history or History()
+    A start in which nothing has moved for `stall_timeout` seconds has stalled.
+    """
+
+    def __init__(self, began: float, history: History, stall_timeout: float) -> None:
+        self._history = history
         self._stall_timeout = stall_timeout
         self._kind = ""
         self._left_out: frozenset[StartPhase] = frozenset()

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import zip_longest
 
+from aerie.startup import History, StartReader
+
 BARS = {
     "lazy": ("Loading safetensors checkpoint shards", "{}/{}", 64),
     "eager": ("Loading safetensors checkpoint shards (eager)", "{}/{}", 64),
@@ -22,6 +24,7 @@ BARS = {
     "sharded_state": None,
     "dummy": None,
 }
+STALL_TIMEOUT = 900.0
 Stage = dict[str, list[str]]
 """What each process says between two moments at which all wait for each other; `` says what carries no name."""
 
@@ -161,6 +164,10 @@ class Composed:
             yield {who: ["Capturing model for speculator..."] for who in self.ranks}
             yield {"": [*_capture("prefill CUDA graphs (PIECEWISE)", 51), *_capture("decode CUDA graphs (FULL)", 51)]}
         yield {who: ["Graph capturing finished in 31 secs, took 0.44 GiB"] for who in self.ranks}
+
+
+def new_reader(began: float = 0.0, history: History | None = None, stall_timeout: float = STALL_TIMEOUT) -> StartReader:
+    return StartReader(began, history or History(), stall_timeout)
 
 
 _COMPILED = ["Starting torch.compile", "Dynamo bytecode transform time: 2.20 s", "torch.compile took 19.09 s in total"]

@@ -3,11 +3,11 @@
 from dataclasses import replace
 
 import pytest
-from composed import Composed
+from composed import Composed, new_reader
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aerie.startup import History, Phase, Start, StartPhase, StartReader, parse
+from aerie.startup import History, Phase, Start, StartPhase, parse
 from aerie.startup.history import kind_of
 
 LOADING, COMPILING = StartPhase.LOADING_TARGET, StartPhase.COMPILING
@@ -16,7 +16,7 @@ LOADING, COMPILING = StartPhase.LOADING_TARGET, StartPhase.COMPILING
 def start(kind: str = "a", **seconds: float) -> Start:
     """A finished start whose phases took so long."""
     phases = [Phase(StartPhase[name], 0.0, took, 1.0) for name, took in seconds.items()]
-    picture = StartReader(began=0.0).view(0.0)
+    picture = new_reader().view(0.0)
     return replace(picture, phases=(*phases, Phase(StartPhase.PROFILING)), kind=kind, ended=sum(seconds.values()))
 
 

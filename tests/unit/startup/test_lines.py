@@ -18,6 +18,7 @@ SAID = {
     "(ApiServer_3 pid=7) WARNING 11-29 13:34:58 [a.py:1] x": [
         Line("x", "ApiServer_3", 7, "WARNING", "11-29 13:34:58", "a.py:1")
     ],
+    "(RayWorkerWrapper pid=7, ip=192.0.2.7) x": [Line("x", "RayWorkerWrapper", 7)],
     "(VllmWorker-0 pid=7) x": [Line("x", "VllmWorker-0", 7)],
     "INFO 11-29 13:34:58 [model_executor/.../x.py:104] Triton": [
         Line("Triton", level="INFO", clock="11-29 13:34:58", source="model_executor/.../x.py:104")

@@ -3,8 +3,9 @@
 from dataclasses import replace
 
 import pytest
+from composed import STALL_TIMEOUT, new_reader
 
-from aerie.startup import STALL_TIMEOUT, Activity, ProcessActivity, StartReader, parse
+from aerie.startup import Activity, ProcessActivity, StartReader, parse
 
 MIB = 2**20
 IDLE = Activity(
@@ -36,14 +37,14 @@ def say(reader: StartReader, text: str, at: float) -> None:
 
 
 def watched(*activities: Activity, every: float = 5.0) -> StartReader:
-    reader = StartReader(began=0.0)
+    reader = new_reader()
     for number, activity in enumerate(activities):
         reader.observe(activity, number * every)
     return reader
 
 
 def test_a_start_in_which_nothing_moves_has_stalled_after_the_timeout_and_not_before():
-    reader = StartReader(began=0.0)
+    reader = new_reader()
     say(reader, "(EngineCore pid=300) INFO 11-29 13:34:58 [x.py:1] last words", 100.0)
     before, after = reader.view(100.0 + STALL_TIMEOUT - 1), reader.view(100.0 + STALL_TIMEOUT)
     assert (before.stalled, after.stalled) == (False, True)
@@ -51,12 +52,12 @@ def test_a_start_in_which_nothing_moves_has_stalled_after_the_timeout_and_not_be
 
 
 def test_the_timeout_can_be_chosen():
-    assert StartReader(began=0.0, stall_timeout=10.0).view(10.0).stalled
+    assert new_reader(stall_timeout=10.0).view(10.0).stalled
 
 
 @pytest.mark.parametrize("what", HEARTBEATS)
 def test_a_heartbeat_is_no_sign_of_life(what):
-    reader = StartReader(began=0.0)
+    reader = new_reader()
     say(reader, HEARTBEATS["a line said before"], 1.0)
     for minute in range(1, 60):
         say(reader, HEARTBEATS[what].replace("60", str(minute)).replace("17", str(minute)), minute * 60.0)
@@ -64,7 +65,7 @@ def test_a_heartbeat_is_no_sign_of_life(what):
 
 
 def test_a_bar_that_moves_is_a_sign_of_life_and_one_that_is_only_drawn_again_is_none():
-    reader = StartReader(began=0.0)
+    reader = new_reader()
     bar = "Loading safetensors checkpoint shards:  {}% Completed | {}/64 [{:02}:00<20:00, 10.00s/it]"
     say(reader, bar.format(1, 1, 1), 60.0)
     say(reader, bar.format(3, 2, 2), 120.0)
@@ -73,7 +74,7 @@ def test_a_bar_that_moves_is_a_sign_of_life_and_one_that_is_only_drawn_again_is_
 
 
 def test_the_drafters_bar_and_the_second_capturing_may_say_what_was_said_before():
-    reader = StartReader(began=0.0)
+    reader = new_reader()
     bar = "Loading safetensors checkpoint shards: 100% Completed | 1/1 [00:00<00:00, 10.00it/s]"
     say(reader, f"Loading model from scratch...\n{bar}", 10.0)
     say(reader, "Loading drafter model...", 20.0)
@@ -129,7 +130,7 @@ def test_slow_growth_adds_up():
 
 
 def test_what_was_said_is_not_remembered_without_end():
-    reader = StartReader(began=0.0)
+    reader = new_reader()
     for number in range(5000):
         say(reader, "word " * (number % 40) + chr(0x4E00 + number), float(number))
     assert len(reader._movement._said) <= 1024

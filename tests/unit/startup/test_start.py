@@ -6,11 +6,11 @@ from itertools import groupby, pairwise
 from pathlib import Path
 
 import pytest
-from composed import BARS, Composed
+from composed import BARS, Composed, new_reader
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aerie.startup import LineReader, Start, StartPhase, StartReader, parse
+from aerie.startup import LineReader, Start, StartPhase, parse
 
 LOGS = Path(__file__).parents[2] / "fixtures" / "logs"
 PHASES = list(StartPhase)
@@ -58,7 +58,7 @@ def recorded(name: str) -> bytes:
 
 def starts(log: bytes, *, second_a_line: float = 1.0) -> list[Start]:
     """Return the picture after each line, a second after the one before."""
-    reader = StartReader(began=0.0)
+    reader = new_reader()
     pictures = []
     for number, line in enumerate(parse(log.decode())):
         reader.say(line, number * second_a_line)
@@ -204,6 +204,17 @@ def test_a_loader_without_a_bar_shows_no_fraction_of_its_own():
     assert {current(start)[1] for start in pictures if start.phase is StartPhase.LOADING_TARGET} == {None}
 
 
+def test_what_the_slowest_rank_has_prefetched_is_shown():
+    reader = new_reader()
+    for rank, percent in enumerate((40, 20, 30)):
+        text = f"Prefetching checkpoint files: {percent}% ({percent // 10}/10)"
+        for line in parse(
+            f"Loading model from scratch...\n(Worker_TP{rank} pid={rank}) INFO 11-29 13:34:58 [x.py:1] {text}"
+        ):
+            reader.say(line, 1.0)
+    assert current(reader.view(1.0)) == ("loading target", None, "20% prefetched")
+
+
 def test_the_drafters_bar_is_not_the_targets():
     pictures = starts(log_of(Composed().lines()))
     assert (
@@ -267,7 +278,7 @@ def test_what_a_configuration_leaves_out_is_not_announced(setup, left_out):
 
 
 def test_a_start_ends_when_it_is_ready_and_stays_as_it_was():
-    reader = StartReader(began=100.0)
+    reader = new_reader(100.0)
     for line in parse(recorded("vllm-0.32.0-h200-healthy-eager").decode()):
         reader.say(line, 150.0)
     reader.answered(160.0)
@@ -290,13 +301,13 @@ def test_a_start_ends_when_it_is_ready_and_stays_as_it_was():
 
 
 def test_a_service_that_answers_without_a_word_is_ready_too():
-    reader = StartReader(began=0.0)
+    reader = new_reader()
     reader.ready(5.0)
     assert [phase.name for phase in reader.view(9.0).phases if phase.ended is not None] == ["configuring", "answering"]
 
 
 def test_a_clock_that_is_set_back_moves_nothing_back():
-    reader = StartReader(began=1000.0)
+    reader = new_reader(1000.0)
     for number, line in enumerate(parse(recorded("vllm-0.32.0-h200-healthy-compiled").decode())):
         reader.say(line, 1000.0 - number)
     start = reader.view(500.0)
@@ -325,7 +336,7 @@ def test_lines_that_nobody_knows_break_nothing(pieces):
     for piece in pieces:
         lines += reader.feed(piece)
     lines += reader.end()
-    start = StartReader(began=0.0)
+    start = new_reader()
     pictures = []
     for number, line in enumerate(lines):
         start.say(line, float(number))
@@ -359,7 +370,7 @@ def steps(log: bytes) -> int:
 
 
 def test_the_json_is_what_status_shows():
-    reader = StartReader(began=1_764_367_200.0)
+    reader = new_reader(1_764_367_200.0)
     for line in parse(recorded("vllm-0.32.0-cpu-healthy-eager").decode()):
         reader.say(line, 1_764_367_230.5)
     shown = reader.view(1_764_367_232.0).to_json()
