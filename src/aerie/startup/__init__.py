@@ -4,7 +4,6 @@ from aerie.startup.activity import Activity, ProcessActivity
 from aerie.startup.history import History
 from aerie.startup.lines import Line, LineReader, parse
 from aerie.startup.phases import Phase, Start, StartPhase
-from aerie.startup.reader import Report, StartupReader
 from aerie.startup.start import StartReader
 
 __all__ = [
@@ -14,10 +13,8 @@ __all__ = [
     "LineReader",
     "Phase",
     "ProcessActivity",
-    "Report",
     "Start",
     "StartPhase",
     "StartReader",
-    "StartupReader",
     "parse",
 ]
