@@ -72,7 +72,9 @@ class Diagnosis:
             blocks += [["Seen outside the engine's output", *_listed(self.evidence)]]
         if self.known:
             blocks += [_block("See", f"{self.source} (signature {self.signature})")]
-        return "\n\n".join("\n".join(block) for block in blocks) + f"\n{rule}"
+        text = "\n\n".join("\n".join(block) for block in blocks) + f"\n{rule}"
+        # What a log holds besides text must not reach a terminal.
+        return "".join(sign if sign.isprintable() or sign == "\n" else "\N{REPLACEMENT CHARACTER}" for sign in text)
 
 
 def conclude(root: RootCause | None, end: End, known: Sequence[Signature], seen: Iterable[str]) -> Diagnosis:
