@@ -107,6 +107,14 @@ def test_a_busy_engine_lives_and_is_never_asked(engine):
     assert engine.pass_time(3600, each)[0] is None
 
 
+def test_requests_too_short_to_be_seen_running_keep_an_engine_busy(engine):
+    def each():
+        engine.heartbeat += 1
+        assert not engine.judge.wants_request
+
+    assert engine.pass_time(600, each)[0] is None
+
+
 def test_a_worker_stopped_under_a_request_is_found_and_named(engine):
     engine.running, engine.kv = 1, 0.0015
     engine.does(core=ASLEEP, worker_0=SPINS, worker_1=STOPPED)
@@ -203,8 +211,9 @@ def test_pieces_of_a_long_prompt_move_the_cache_and_nothing_else(engine):
 
 def test_time_in_which_we_did_not_look_counts_little(engine):
     engine.running = 1
-    engine.does(worker_0=SPINS, worker_1=SPINS)
-    engine.look(3600)  # the host slept, or the container was paused
+    engine.does(api=ASLEEP, core=ASLEEP, worker_0=SPINS, worker_1=SPINS)
+    engine.look()
+    assert engine.look(3600) is None, "the host slept, or the container was paused"
     assert engine.pass_time(60)[0] is None
     engine.now -= 7200  # and its clock was set
     assert engine.look() is None
