@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from aerie.diagnosis import Collector, parse_kernel
 from aerie.diagnosis.signatures import signatures
-from aerie.startup.lines import LineReader
-from aerie.startup.start import StartReader
+from aerie.startup import History, LineReader, StartReader
 
 LOGS = Path(__file__).parents[1] / "fixtures/logs"
 _LINES = 150  # of a real log in one seed
@@ -83,7 +82,7 @@ def logs(draw: st.DrawFn) -> bytes:
 
 def check(log: bytes, size: int) -> None:
     """Read a log in pieces of `size` bytes; whatever it holds, what is made of it has its form."""
-    reader, collector, start = LineReader(), Collector(), StartReader(began=0.0)
+    reader, collector, start = LineReader(), Collector(), StartReader(0.0, History(), stall_timeout=1800.0)
     at = 0.0
     for begin in range(0, len(log), size):
         lines = reader.feed(log[begin : begin + size])
