@@ -24,8 +24,11 @@ from aerie.supervisor.state import Answered, Event, Exit, Progressed, Refused, S
 
 _log = logging.getLogger("aerie")
 
-# vLLM gives its engine 600 s by default, and a 595 GB checkpoint from a disk takes longer (seconds).
-_ENGINE_READY_TIMEOUT = ("VLLM_ENGINE_READY_TIMEOUT_S", "86400")
+# vLLM's own deadlines in seconds, unless they are given: a clock must not end what still makes progress.
+_DEADLINES = {
+    "VLLM_ENGINE_READY_TIMEOUT_S": "86400",  # 600 s by default, and a 595 GB checkpoint from a disk takes longer
+    "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS": "1800",  # 300 s by default for one step; a hang is found by the judge before
+}
 
 # Seconds.
 _TEARDOWN = 10  # that an engine gets after it has drained, to end by itself
@@ -138,7 +141,7 @@ class EngineRun:
         return ["vllm", "serve", *given, *drain, "--middleware", middleware]
 
     def _environment(self) -> dict[str, str]:
-        environment = {_ENGINE_READY_TIMEOUT[0]: _ENGINE_READY_TIMEOUT[1]} | os.environ
+        environment = _DEADLINES | os.environ
         environment[KEYS_FILE_VARIABLE] = str(self._keys_file)
         return environment
 

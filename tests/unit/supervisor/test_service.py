@@ -58,6 +58,7 @@ def test_the_engine_gets_the_middleware_the_key_file_and_time_but_no_key(serving
     assert argv[-2:] == ["--middleware", "aerie.auth.ApiKeyMiddleware"]
     assert environ["AERIE_API_KEYS_FILE"] == str(service.keys)
     assert environ["VLLM_ENGINE_READY_TIMEOUT_S"] == "86400"
+    assert environ["VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS"] == "1800"
     told = json.dumps([argv, environ]) + service.state_file.read_text()
     assert "test-key" not in told
 
