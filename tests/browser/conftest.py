@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from playwright.sync_api import sync_playwright
-from states import Example
+from states import Examples
 from status_port import StatusPort
 
 SCREENSHOTS = Path(__file__).parents[2] / ".aerie/screenshots"
@@ -26,7 +26,7 @@ def browser():
 
 @pytest.fixture
 def served():
-    with StatusPort(Example().loading()) as port:
+    with StatusPort(Examples().loading()) as port:
         yield port
 
 

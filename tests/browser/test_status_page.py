@@ -7,7 +7,7 @@ import re
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import expect
-from states import EXAMPLES, Example
+from states import EXAMPLES, Examples
 
 # Name, width and colour scheme.
 SCREENS = [("light", 1000, "light"), ("dark", 1000, "dark"), ("phone", 360, "light"), ("phone-dark", 360, "dark")]
@@ -23,7 +23,7 @@ def violations(page):
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_each_state_on_each_screen(opened, served, screenshots, name):
     """Nothing but this port is asked, nothing is complained of, nothing sticks out, and axe finds no barrier."""
-    served.state = getattr(Example(), name)()
+    served.state = getattr(Examples(), name)()
     page = opened()
     for screen, width, scheme in SCREENS:
         page.set_viewport_size({"width": width, "height": 760})
@@ -54,7 +54,7 @@ def test_without_javascript_the_essentials_are_there_and_it_refreshes(opened, se
     page = opened(java_script_enabled=False)
     expect(page.get_by_role("heading", level=1)).to_have_text("Starting")
     expect(page.locator("li[aria-current=step]")).to_contain_text("26 of 64 shards")
-    served.state = Example().ready()
+    served.state = Examples().ready()
     expect(page.get_by_role("heading", level=1)).to_have_text("Ready", timeout=MOMENT)
 
 
@@ -62,7 +62,7 @@ def test_it_goes_from_starting_to_ready_without_a_reload(opened, served):
     page = opened()
     page.evaluate("window.stays = true")
     expect(page.get_by_role("progressbar", name="Loading target")).to_have_attribute("value", "0.410")
-    served.state = Example().ready()
+    served.state = Examples().ready()
     expect(page.get_by_role("heading", level=1)).to_have_text("Ready", timeout=MOMENT)
     expect(page.get_by_role("meter", name="KV cache in use")).to_have_attribute("value", "0.620")
     expect(page).to_have_title("Ready · kimi-k2.5")
@@ -71,7 +71,7 @@ def test_it_goes_from_starting_to_ready_without_a_reload(opened, served):
 
 
 def test_an_update_keeps_scroll_focus_selection_and_what_was_opened(opened, served):
-    served.state = Example().failed()
+    served.state = Examples().failed()
     page = opened(viewport={"width": 700, "height": 400})
     page.get_by_text("The lines themselves").click()
     page.get_by_role("link", name="metrics").focus()
@@ -98,7 +98,7 @@ def test_only_what_changed_is_read_out(opened, served):
     served.state["start"]["phases"][3]["fraction"] = 0.5
     expect(page.get_by_role("progressbar", name="Loading target")).to_have_attribute("value", "0.500", timeout=MOMENT)
     assert page.evaluate("said") == []
-    served.state = Example().compiling()
+    served.state = Examples().compiling()
     expect(page.get_by_role("status")).to_have_text("Compiling", timeout=MOMENT)
     assert page.evaluate("said") == ["Compiling"]
 
@@ -110,7 +110,7 @@ def test_a_supervisor_that_is_gone_is_said_and_one_that_comes_back_is_seen(opene
     expect(page.get_by_role("alert")).to_contain_text("The supervisor has not answered since", timeout=MOMENT)
     expect(page.get_by_role("heading", level=1)).to_have_text("Starting")
     assert violations(page) == []
-    served.state = Example().ready()
+    served.state = Examples().ready()
     served.start()
     expect(page.get_by_role("heading", level=1)).to_have_text("Ready", timeout=MOMENT)
     expect(page.get_by_role("alert")).to_be_empty()
@@ -131,12 +131,12 @@ def test_a_page_of_another_release_is_loaded_anew(opened, served):
 
 
 def test_what_an_engine_says_is_text(opened, served):
-    state = Example().failed()
+    state = Examples().failed()
     root = state["diagnosis"]["root"] | {"text": HOSTILE, "excerpt": [HOSTILE], "function": HOSTILE}
     served.state = state | {"reason": HOSTILE, "diagnosis": state["diagnosis"] | {"title": HOSTILE, "root": root}}
     page = opened()
     expect(page.locator("figure pre")).to_have_text(HOSTILE)
-    served.state = Example().loading() | {"last_line": HOSTILE, "model": HOSTILE}
+    served.state = Examples().loading() | {"last_line": HOSTILE, "model": HOSTILE}
     expect(page.get_by_text(HOSTILE).last).to_be_visible(timeout=MOMENT)
     assert page.locator("img").count() == 0
     assert page.title() != "taken"
@@ -154,7 +154,7 @@ def test_a_script_that_got_in_would_not_run(opened):
 
 
 def test_it_is_usable_by_keyboard(opened, served):
-    served.state = Example().held()
+    served.state = Examples().held()
     page = opened()
     reached = []
     for _ in range(6):
@@ -165,7 +165,7 @@ def test_it_is_usable_by_keyboard(opened, served):
 
 
 def test_reduced_motion_is_honoured(opened, served):
-    served.state = Example().compiling()
+    served.state = Examples().compiling()
     animation = "getComputedStyle(document.querySelector('li progress:indeterminate')).animationName"
     assert opened().evaluate(animation) == "sweep"
     assert opened(reduced_motion="reduce").evaluate(animation) == "none"

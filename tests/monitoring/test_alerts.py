@@ -12,7 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 import yaml
-from states import EXAMPLES, Example
+from states import EXAMPLES, Examples
 from status_port import StatusPort
 
 from aerie.status.metrics import exposition
@@ -66,7 +66,7 @@ def test_every_rule_has_a_case_in_which_it_fires(name):
 
 @pytest.mark.parametrize("rule", RULES, ids=NAMES)
 def test_a_rule_asks_for_metrics_that_there_are(rule):
-    example = Example()
+    example = Examples()
     ours = {
         line.split()[2]
         for name in EXAMPLES
@@ -80,7 +80,7 @@ def test_a_rule_asks_for_metrics_that_there_are(rule):
 
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_the_metrics_keep_prometheus_conventions(promtool, name):
-    example = Example()
+    example = Examples()
     assert promtool("check", "metrics", text=exposition(getattr(example, name)(), example.now).decode()) == ""
 
 
@@ -101,7 +101,7 @@ def test_a_real_prometheus_scrapes_the_status_port_and_fires(prometheus, tmp_pat
     configuration["rule_files"] = [str(MONITORING / name) for name in configuration["rule_files"]]
     with socket.create_server(("127.0.0.1", 0)) as free:
         address = f"127.0.0.1:{free.getsockname()[1]}"
-    with StatusPort(Example().ready()) as status:
+    with StatusPort(Examples().ready()) as status:
         aerie = next(job for job in configuration["scrape_configs"] if job["job_name"] == "aerie")
         aerie["static_configs"][0]["targets"] = [f"127.0.0.1:{status.port}"]
         (tmp_path / "prometheus.yaml").write_text(yaml.safe_dump(configuration))
@@ -124,13 +124,13 @@ def test_a_real_prometheus_scrapes_the_status_port_and_fires(prometheus, tmp_pat
 
                 assert eventually(ready) == "1"
                 assert firing() == {}
-                status.state = Example(datetime.now(UTC)).held()
+                status.state = Examples(datetime.now(UTC)).held()
                 held = eventually(lambda: firing().get("AerieHeld"))
                 waits = f"Aerie at 127.0.0.1:{status.port} is held and waits for a person"
                 assert held["annotations"]["summary"] == waits
                 failed = firing()["AerieEngineFailed"]["annotations"]["summary"]
                 assert failed.endswith("failed (configuration, eagle3-target-not-listed)")
-                status.state = Example().ready()
+                status.state = Examples().ready()
                 assert eventually(lambda: firing() == {})
         finally:
             server.terminate()

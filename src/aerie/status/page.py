@@ -95,7 +95,6 @@ def render(state: Mapping[str, Any], now: datetime) -> str:
         movement=_movement(start) if start else "",
         until_next_start=_until(state["next_start"], now) if state["next_start"] else "",
         place=_place(state["diagnosis"]["root"]) if state["diagnosis"] and state["diagnosis"]["root"] else "",
-        words=bool(start) and not starting and not start["ended"],
         serving=state["serving"] if phase == "ready" else None,
         phases=_phases(start, under_way=starting) if start else [],
         speculation=speculation,
@@ -122,10 +121,11 @@ def _movement(start: Mapping[str, Any]) -> str:
 
 
 def _place(root: Mapping[str, Any]) -> str:
-    """Return where the root cause arose: the process, and the line of the source."""
+    """Return where the root cause arose: the process, the line of vLLM or the model, and the one that raised."""
     process = root["process"] and root["process"] + (f" (pid {root['pid']})" if root["pid"] else "")
     line = root["file"] and f"{root['file']}:{root['line']}" + (f", in {root['function']}" if root["function"] else "")
-    return " · ".join(filter(None, (process, line)))
+    beneath = root["innermost"] and f"raised at {root['innermost']}"
+    return " · ".join(filter(None, (process, line, beneath)))
 
 
 def _until(iso: str, now: datetime) -> str:

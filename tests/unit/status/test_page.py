@@ -8,14 +8,13 @@ from html.parser import HTMLParser
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from states import EXAMPLES, PHASES, Example
+from states import EXAMPLES, Examples
 
-from aerie.startup.phases import StartPhase
 from aerie.status.page import _code, _duration, render
-from aerie.supervisor.state import Phase, State, to_json
+from aerie.supervisor.state import Phase
 
 NOW = datetime(2026, 11, 29, 22, 0, tzinfo=UTC)
-EXAMPLE = Example(NOW)
+EXAMPLE = Examples(NOW)
 VOID = {"meta", "link"}
 INLINE = {"a", "b", "code", "span", "time"}
 # What is no text of an engine's: names that are looked up, and times.
@@ -66,17 +65,6 @@ def put(state, path, value):
     for key in path[:-1]:
         state = state[key]
     state[path[-1]] = value
-
-
-@pytest.mark.parametrize("name", EXAMPLES)
-def test_an_example_has_the_form_of_the_state(name):
-    example, real = getattr(EXAMPLE, name)(), to_json(State(since=NOW), {})
-    assert set(example) <= set(real), "no such field in to_json"
-    assert set(example["engine"]) == set(real["engine"])
-
-
-def test_the_examples_have_the_phases_of_a_start():
-    assert list(PHASES) == list(StartPhase)
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
@@ -132,7 +120,7 @@ def test_a_start_tells_where_it_is():
     assert "<title>34% · Starting · kimi-k2.5</title>" in html
     assert "26 of 64 shards" in text
     assert "Waiting for rank 3: 41.2 GB read" in text
-    assert "for 6 min 3 s" in text
+    assert "for 6 min 4 s" in text
     assert "about 12 min left, ready near 22:11:46 UTC" in text
     assert "Last movement 1 s ago, a log line" in text
     assert re.search(r'<progress max="1" aria-label="Loading target" value="0.410">', html)
@@ -162,7 +150,7 @@ def test_the_phase_that_a_start_failed_in_is_marked():
 def test_a_stall_is_said():
     text = page(EXAMPLE.stalled()).text
     assert "Joining ranks, and nothing moves" in text
-    assert "nothing has moved for 31 min 10 s" in text
+    assert "nothing has moved for 15 min 1 s" in text
 
 
 def test_a_crash_tells_cause_place_and_next_start():
@@ -173,7 +161,7 @@ def test_a_crash_tells_cause_place_and_next_start():
     assert "GPU has fallen off the bus" in text
     assert "Next start in 48 s (22:00:48 UTC), after 2 failures in a row" in text
     assert "vllm serve ended with exit code 1" in text
-    assert "/var/lib/aerie/crashes/2026-11-29T134458Z.txt" in text
+    assert "/var/lib/aerie/crashes/2026-11-29T13-44-58Z.txt" in text
 
 
 def test_held_tells_cause_remedy_source_and_how_to_go_on():
@@ -207,20 +195,12 @@ def test_an_engine_that_has_drafted_nothing_says_so():
     assert "reports no speculation" in page(EXAMPLE.ready_idle()).text
 
 
-@pytest.mark.parametrize("again", [False, True])
-def test_what_an_engine_said_that_served_stays_off_the_page(again):
-    """Its words may quote a request, and the page asks for no key."""
-    crashed = EXAMPLE.failed() | {
-        "start": EXAMPLE.finished_start(600),
-        "reason": "vllm serve ended",
-        "last_line": "SECRET",
-    }
-    root = crashed["diagnosis"]["root"] | {"text": "SECRET", "chain": ["SECRET"], "excerpt": ["SECRET"]}
-    crashed["diagnosis"] = crashed["diagnosis"] | {"root": root, "evidence": ["SECRET"]}
-    state = EXAMPLE.loading() | {"diagnosis": crashed["diagnosis"]} if again else crashed
-    html = render(state, NOW)
-    assert "SECRET" not in html
-    assert "llama_eagle3.py:217" in html
+def test_an_engine_that_has_served_is_not_quoted():
+    """The state keeps its words back, since they may quote a request; its last line is kept back here."""
+    text = page(EXAMPLE.failed_while_serving()).text
+    assert "AttributeError Worker_TP3 (pid 412) · vllm/model_executor/models/llama_eagle3.py:217" in text
+    assert "stay in the report" in text
+    assert "image_token_index" not in text
     assert "SECRET" not in render(EXAMPLE.ready() | {"last_line": "SECRET"}, NOW)
 
 
