@@ -146,8 +146,9 @@ def test_a_process_stopped_while_idle_is_found_by_our_own_request(engine, stoppe
     assert "is stopped (state T)" in verdict.reason
 
 
-def test_a_stopped_api_server_is_found(engine):
-    engine.does(api=STOPPED)
+@pytest.mark.parametrize("others", [IDLE, COMPUTES])
+def test_a_stopped_api_server_is_found_whatever_the_engine_still_computes(engine, others):
+    engine.does(api=STOPPED, worker_0=others, worker_1=others)
     engine.silent = True
     verdict, _ = engine.pass_time(LIMIT)
     assert "the API server does not answer; vllm (pid 10) is stopped" in verdict.reason
