@@ -34,6 +34,8 @@ _Key = tuple[str, int | None, str, str]
 LIFE = ("Application startup complete", "throughput: ", '" 200 OK')
 # Somebody asked the engine to stop: what its processes say of one another from then on is no failure.
 _STOP = "[shutdown] API server: shutdown triggered"
+# How torch marks each line of an exception that ends a process of a distributed group.
+_RANK = re.compile(r"\[(rank\d+)\]: ")
 _NCCL_WARNING = " NCCL WARN "
 _QUIET = frozenset({"DEBUG", "INFO", "WARNING"})
 _ABOUT_NCCL = re.compile(r"[Nn]ccl|NCCL|[Dd]istributed|CUDA")
@@ -140,6 +142,8 @@ class Collector:
             self._look_for_life(line.text)
             if _NCCL_WARNING in line.text:
                 self._nccl.append(line.text)
+            if rank := _RANK.match(line.text):
+                line = line._replace(text=line.text[rank.end() :] or " ", process=line.process or rank[1])
         reader = self._reader(line)
         was_idle = reader.idle
         if trace := reader.say(line.text):

@@ -318,6 +318,18 @@ def test_the_watchdog_of_collectives_ends_the_process():
     assert root(line).text == line
 
 
+def test_torch_marks_each_line_with_its_rank():
+    def lines(rank, cause):
+        text = f'Traceback (most recent call last):\n  File "/v/site-packages/vllm/a.py", line {rank}, in f\n{cause}'
+        return [f"[rank{rank}]: {line}" for line in text.splitlines()]
+
+    first = lines(1, "torch.distributed.DistBackendError: NCCL error in: NCCLUtils.cpp:93\nLast error:\nDuplicate GPU")
+    other = lines(2, "torch.distributed.DistBackendError: NCCL error in: NCCLUtils.cpp:93\nLast error:\nsomething else")
+    found = root("\n".join(line for pair in zip(first, other, strict=True) for line in pair))
+    assert (found.process, found.place) == ("rank1", "vllm/a.py:1 in f")
+    assert found.text.endswith("93\nLast error:\nDuplicate GPU")
+
+
 def test_an_asynchronous_error_of_cuda_keeps_its_warning():
     text = WORKER.replace(
         "ValueError: no weights",
