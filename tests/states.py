@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from aerie.diagnosis import Diagnosis, Kind, RootCause, Severity
+from aerie.diagnosis.diagnosis import End, conclude
 from aerie.engine_metrics import Serving, Speculation
 from aerie.startup import Phase as StartedPhase
 from aerie.startup import Start, StartPhase
@@ -57,28 +58,25 @@ KNOWN = Diagnosis(
     evidence=(),
 )
 
-UNKNOWN = Diagnosis(
-    signature=None,
-    known=False,
-    title="The engine crashed, and the cause is not a known one",
-    cause="",
-    remedy="",
-    kind=Kind.CRASH,
-    severity=Severity.FATAL,
-    source="",
-    root=RootCause(
-        text="AttributeError: 'KimiK25Config' object has no attribute 'image_token_index'",
-        process="Worker_TP3",
-        pid=412,
-        file="vllm/model_executor/models/llama_eagle3.py",
-        line=217,
-        function="load_weights",
-        innermost="transformers/configuration_utils.py:211 in __getattribute__",
-        chain=(),
-        excerpt=(
-            '  File "vllm/model_executor/models/llama_eagle3.py", line 217, in load_weights',
-            "AttributeError: 'KimiK25Config' object has no attribute 'image_token_index'",
+UNKNOWN = replace(
+    conclude(
+        RootCause(
+            text="AttributeError: 'KimiK25Config' object has no attribute 'image_token_index'",
+            process="Worker_TP3",
+            pid=412,
+            file="vllm/model_executor/models/llama_eagle3.py",
+            line=217,
+            function="load_weights",
+            innermost="transformers/configuration_utils.py:211 in __getattribute__",
+            chain=(),
+            excerpt=(
+                '  File "vllm/model_executor/models/llama_eagle3.py", line 217, in load_weights',
+                "AttributeError: 'KimiK25Config' object has no attribute 'image_token_index'",
+            ),
         ),
+        End(),
+        known=(),
+        seen=(),
     ),
     evidence=(
         "kernel: NVRM: Xid (PCI:0000:41:00): 79, pid=412, GPU has fallen off the bus.",

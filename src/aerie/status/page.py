@@ -112,6 +112,8 @@ def _lead(state: Mapping[str, Any]) -> str:
         return "The server answers; the first completion is asked for"
     if phase == "ready":
         return "Requests are served"
+    if phase == "stopped":
+        return "The engine has ended, and this page with the container"
     return diagnosis["title"] if diagnosis else state["reason"] or ""
 
 
@@ -123,9 +125,9 @@ def _movement(start: Mapping[str, Any]) -> str:
 def _place(root: Mapping[str, Any]) -> str:
     """Return where the root cause arose: the process, the line of vLLM or the model, and the one that raised."""
     process = root["process"] and root["process"] + (f" (pid {root['pid']})" if root["pid"] else "")
-    line = root["file"] and f"{root['file']}:{root['line']}" + (f", in {root['function']}" if root["function"] else "")
-    beneath = root["innermost"] and f"raised at {root['innermost']}"
-    return " · ".join(filter(None, (process, line, beneath)))
+    line = root["file"] and f"{root['file']}:{root['line']}" + (f" in {root['function']}" if root["function"] else "")
+    beneath = root["innermost"] if root["innermost"] != line else None
+    return " · ".join(filter(None, (process, line, beneath and f"raised in {beneath}")))
 
 
 def _until(iso: str, now: datetime) -> str:

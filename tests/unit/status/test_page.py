@@ -156,12 +156,23 @@ def test_a_stall_is_said():
 def test_a_crash_tells_cause_place_and_next_start():
     text = page(EXAMPLE.failed()).text
     assert "AttributeError: 'KimiK25Config' object has no attribute 'image_token_index'" in text
-    assert "Worker_TP3 (pid 412) · vllm/model_executor/models/llama_eagle3.py:217, in load_weights" in text
-    assert "No known signature fits" in text
+    assert "Worker_TP3 (pid 412) · vllm/model_executor/models/llama_eagle3.py:217 in load_weights" in text
+    assert "the cause is not known" in text
     assert "GPU has fallen off the bus" in text
     assert "Next start in 48 s (22:00:48 UTC), after 2 failures in a row" in text
     assert "vllm serve ended with exit code 1" in text
     assert "/var/lib/aerie/crashes/2026-11-29T13-44-58Z.txt" in text
+
+
+@pytest.mark.parametrize(
+    ("innermost", "said"), [("vllm/a.py:1 in f", False), ("torch/b.py:2 in g", True), (None, False)]
+)
+def test_the_line_that_raised_is_told_where_it_is_another(innermost, said):
+    state = EXAMPLE.held()
+    state["diagnosis"]["root"] |= {"file": "vllm/a.py", "line": 1, "function": "f", "innermost": innermost}
+    text = page(state).text
+    assert "APIServer (pid 21258) · vllm/a.py:1 in f" in text
+    assert ("raised in" in text) is said
 
 
 def test_held_tells_cause_remedy_source_and_how_to_go_on():
