@@ -31,6 +31,8 @@ _PHASES = {
     "stopping": ("Stopping", "idle"),
     "stopped": ("Stopped", "idle"),
 }
+_UNDER_WAY = frozenset({"starting", "checking"})
+_DOWN = frozenset({"failed", "held"})
 _ICONS = {
     "going": '<circle cx="12" cy="12" r="9" fill="none" stroke="currentColor" stroke-width="4" opacity=".3"/>'
     '<path d="M12 3a9 9 0 0 1 9 9" fill="none" stroke="currentColor" stroke-width="4" stroke-linecap="round"/>',
@@ -72,7 +74,7 @@ def render(state: Mapping[str, Any], now: datetime) -> str:
     """Return the page of `state`, which has the form of `/status`, as it stands at `now` (with a time zone)."""
     phase, start = state["phase"], state["start"]
     speculation = Speculation(**state["speculation"]) if state["speculation"] else None
-    starting = phase in {"starting", "checking"}
+    starting = phase in _UNDER_WAY
     title, tone = _PHASES[phase]
     if starting and start and start["stalled"]:
         tone = "warn"
@@ -88,6 +90,7 @@ def render(state: Mapping[str, Any], now: datetime) -> str:
         script=_SCRIPT,
         refresh=_REFRESH,
         starting=starting,
+        down=phase in _DOWN,
         overall=start["fraction"] if starting and start else None,
         lead=_lead(state),
         lasting=_duration((now - _time(state["since"])).total_seconds()),
@@ -114,7 +117,7 @@ def _lead(state: Mapping[str, Any]) -> str:
         return "Requests are served"
     if phase == "stopped":
         return "The engine has ended, and this page with the container"
-    return diagnosis["title"] if diagnosis else state["reason"] or ""
+    return diagnosis["title"] if diagnosis and phase in _DOWN else state["reason"] or ""
 
 
 def _movement(start: Mapping[str, Any]) -> str:
