@@ -164,6 +164,15 @@ def test_a_crash_tells_cause_place_and_next_start():
     assert "/var/lib/aerie/crashes/2026-11-29T13-44-58Z.txt" in text
 
 
+@pytest.mark.parametrize("name", ["starting_again", "unready", "stopping"])
+def test_an_earlier_failure_does_not_pass_for_what_is_now(name):
+    state = getattr(EXAMPLE, name)() | {"diagnosis": EXAMPLE.failed()["diagnosis"]}
+    html, text = render(state, NOW), page(state).text
+    assert "Why the last engine failed The engine crashed, and the cause is not known" in text
+    assert re.search('<p class="lead" role="status">(.*)</p>', html)[1] == (state["reason"] or "Loading target")
+    assert "How it ended" not in text
+
+
 @pytest.mark.parametrize(
     ("innermost", "said"), [("vllm/a.py:1 in f", False), ("torch/b.py:2 in g", True), (None, False)]
 )
