@@ -102,6 +102,16 @@ def test_every_route_but_the_open_ones_needs_a_key(running: Service) -> None:
     assert answered_without <= OPEN_ROUTES
 
 
+def test_a_prompt_as_long_as_the_model_takes_is_answered(running: Service) -> None:
+    """The CPU takes a prompt whole, so a step that is smaller than the longest would let it wait for ever."""
+    with running.client(timeout=180) as client:
+        model = client.get("/v1/models").json()["data"][0]
+        prompt = [100 + number % 100 for number in range(model["max_model_len"] - 2)]
+        body = {"model": model["id"], "prompt": prompt, "max_tokens": 1}
+        answer = client.post("/v1/completions", json=body).raise_for_status().json()
+    assert answer["usage"]["prompt_tokens"] == len(prompt)
+
+
 @pytest.mark.parametrize("header", ["Bearer wrong", "Bearer", "Basic {key}", "{key}"])
 def test_a_wrong_key_is_refused(running: Service, header: str) -> None:
     with running.client(key=False) as client:

@@ -62,6 +62,19 @@ def test_the_config_file_is_read_and_the_command_line_wins(tmp_path):
     assert (found.model, found.served_name, found.url) == ("/m/other", "mine", "http://127.0.0.1:9001")
 
 
+@pytest.mark.parametrize(
+    ("given", "tokens"),
+    [
+        ([], None),
+        (["--max-num-batched-tokens", "8192"], 8192),
+        (["--max_num_batched_tokens=4096"], 4096),
+        (["--max-num-batched-tokens", "8k"], None),  # vLLM knows what that is; nobody else needs to
+    ],
+)
+def test_the_largest_step_is_what_the_engine_was_told(given, tokens):
+    assert read(["m", *given], {}).step_tokens == tokens
+
+
 @pytest.mark.parametrize("flag", ["--speculative-config", "--speculative_config", "-sc"])
 def test_the_drafter_stands_in_the_speculative_config(flag):
     assert read(["m", flag, json.dumps({"model": "/m/eagle"})], {}).drafter == "/m/eagle"
