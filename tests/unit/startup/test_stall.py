@@ -119,6 +119,8 @@ def test_faults_count_by_their_rate_however_often_one_looks():
     dripping = [changed(IDLE, 3, faults=10 * number) for number in range(100)]
     assert watched(*dripping, every=1.0).view(100.0).moved == 0.0
     assert watched(*dripping, every=0.1).view(10.0).moved == 0.0
+    rarely_seen = [changed(IDLE, 3, faults=600 * number) for number in range(10)]
+    assert watched(*rarely_seen, every=60.0).view(600.0).moved == 0.0
     pouring = [changed(IDLE, 3, faults=5000 * number) for number in range(100)]
     assert watched(*pouring, every=1.0).view(100.0).moved == 99.0
 
