@@ -58,7 +58,7 @@ def project(running: Service, tmp_path_factory: pytest.TempPathFactory) -> Itera
     directory = tmp_path_factory.mktemp("project")
     for name in ("compose.yaml", "compose.cpu.yaml", "serve.yaml"):
         shutil.copy2(running.directory / name, directory)
-    for name in ("config", "secrets"):
+    for name in ("config", "kernel-log", "secrets"):
         shutil.copytree(running.directory / name, directory / name)
     for each in (directory / "secrets", *(directory / "secrets").iterdir()):
         owner = (running.directory / each.relative_to(directory)).stat()

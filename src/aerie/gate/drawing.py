@@ -4,6 +4,7 @@ import re
 import unicodedata
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 from aerie.gate.state import State
@@ -12,7 +13,8 @@ from aerie.gate.words import Outlook, Step, clock, percent, rough
 _NARROW = 48  # columns below which one line must do
 _WIDEST_BAR = 60
 _PHASE_BAR = 20
-_NAMES = 24  # columns for the names of phases
+_NUMBERS = 6  # columns for a percentage
+_NAMES = 28  # columns for the names of phases
 _COLOURS = {"ready": "1;32", "starting": "1;36", "checking": "1;36"}
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
@@ -97,20 +99,28 @@ def overview(state: State, columns: int, style: Style) -> Iterator[str]:
         yield clip(f"  {state['reason']}", columns)
     if start and not start["ended"]:
         yield ""
-        yield from (_phase_line(each, start["phase"], columns, style) for each in start["phases"])
+        yield from (_phase_line(each, start["phase"], columns, style) for each in _phases(start))
         yield from (clip(f"  {text}", columns) for text in _prospects(start))
     yield ""
     yield from (clip(f"  {name:<13} {text}", columns) for name, text in _facts(state))
 
 
+def _phases(start: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return the phases of a start, without those that it left out: eager engines compile nothing."""
+    last = max((number for number, phase in enumerate(start["phases"]) if phase["began"]), default=-1)
+    return [phase for number, phase in enumerate(start["phases"]) if phase["began"] or number > last]
+
+
 def _phase_line(phase: Mapping[str, Any], current: str, columns: int, style: Style) -> str:
-    if phase["ended"] is None and phase["name"] != current:
+    if phase["ended"]:
+        began, ended = (datetime.fromisoformat(phase[name]) for name in ("began", "ended"))
+        took = clock((ended - began).total_seconds())
+        return clip(f"  {style.mark('done')} {phase['name']:<{_NAMES}} {took:>7}  {phase['detail']}".rstrip(), columns)
+    if phase["name"] != current:
         return clip(f"  {style.mark('ahead')} {phase['name']}", columns)
-    if phase["ended"] is not None:
-        return clip(f"  {style.mark('done')} {phase['name']:<{_NAMES}} {phase['detail']}".rstrip(), columns)
     name = f"  {style.mark('current')} {phase['name']:<{_NAMES}} "
     told = f" {percent(phase['fraction']):>4}  {phase['detail']}".rstrip()
-    if phase["fraction"] is None or columns < _NARROW:
+    if phase["fraction"] is None or columns < len(name) + _PHASE_BAR + _NUMBERS:
         return style.paint(clip(f"{name}{told.strip()}".rstrip(), columns), "1")
     bar = style.bar(phase["fraction"], _PHASE_BAR)
     return f"{style.paint(name, '1')}{bar}{clip(told, columns - len(name) - _PHASE_BAR)}"

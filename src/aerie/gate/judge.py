@@ -144,7 +144,7 @@ def _verdict(memory: Memory, state: State, now: float, stall_timeout: float) -> 
         return Verdict.READY
     stalled = bool(state["start"] and state["start"]["stalled"])
     if memory.failures is not None and state["failures"] > memory.failures:
-        return Verdict.STALLED if stalled and phase == "failed" else Verdict.FAILED
+        return Verdict.STALLED if stalled else Verdict.FAILED
     if phase in {"held", "stopping", "stopped"}:
         return Verdict.FAILED
     if memory.unready_since is not None and now - memory.unready_since >= _UNREADY:

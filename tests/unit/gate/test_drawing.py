@@ -84,11 +84,14 @@ def test_numbers_as_people_read_them():
 
 
 def test_the_overview_of_a_start(state):
-    assert list(overview(state(), 80, PLAIN)) == [
+    configured, loading, drafter = state()["start"]["phases"]
+    left_out = drafter | {"name": "joining ranks"}
+    phases = [configured, left_out, loading, drafter]
+    assert list(overview(state(start={"phases": phases}), 80, PLAIN)) == [
         "kimi  starting since 2026-11-29T12:00:00Z",
         "",
-        "  ✓ configuring",
-        "  ▸ loading target           " + "█" * 8 + "░" * 12 + "  41%  26 of 64 shards",
+        "  ✓ configuring                     0:08",
+        "  ▸ loading target               " + "█" * 8 + "░" * 12 + "  41%  26 of 64 shards",
         "  · loading drafter",
         "  start 33%, about 9 min left",
         "  waiting for rank 3: 41.2 GB read",
