@@ -170,7 +170,7 @@ async def off_loop(function: Callable[..., _Result], *arguments: object) -> _Res
     return await future
 
 
-async def vital_death(root: int) -> str:
+async def vital_death(root: int) -> Vital:
     """Return which of vLLM's engine cores and workers below `root` has died, as soon as it is seen.
 
     vLLM's own processes take seconds to notice that of each other, and its API server may stay for good.
@@ -183,7 +183,7 @@ async def vital_death(root: int) -> str:
             discovered = time.monotonic()
         for process in vital.values():
             if not process.lives():
-                return f"{process.title} (pid {process.pid}) died"
+                return process
         await asyncio.sleep(_LOOK)
 
 

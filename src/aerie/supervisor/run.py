@@ -21,6 +21,7 @@ from aerie.supervisor.liveness import Dead, Hung
 from aerie.supervisor.output import Output
 from aerie.supervisor.processes import Engine, Reaper, kill_below, off_loop, vital_death
 from aerie.supervisor.state import Answered, Event, Exit, Progressed, Refused, Served, Started
+from aerie.supervisor.tree import Vital
 
 _log = logging.getLogger("aerie")
 
@@ -38,8 +39,9 @@ _LAST_OUTPUT = 5.0  # that a stuck reader of our stdout may delay what follows a
 _LAST_OUTPUT_OF_SURVIVORS = 0.5  # who still hold the pipe
 _SAMPLED_EVERY = 1.0
 
-# What the end of a worker or an engine core means that nobody tells.
-_UNSAID = "; without a last word, that is mostly SIGKILL"
+_Seen = str | Vital | Dead | Hung
+"""What a watcher saw of an engine that has to go; text is the engine's own."""
+
 # Sent by persons and machines; what a process does to itself (SIGSEGV, SIGABRT, SIGBUS) is a crash.
 _SENT = frozenset({"SIGKILL", "SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT"})
 
@@ -52,7 +54,8 @@ class Ending:
     """In one line."""
     status: int | None
     """`os.waitstatus_to_exitcode` of its first process; None where the supervisor ended it."""
-    hung: bool = False
+    kind: Kind | None = None
+    """HUNG, or KILLED where a process died that may have said why."""
     evidence: tuple[str, ...] = ()
     """What shows that it hung."""
     asked: bool = False
@@ -108,7 +111,8 @@ class EngineRun:
                 ending = await self._stopped(process, kill)
             elif process.ended.done():
                 status = process.ended.result()
-                ending = Ending(str(Exit.of(status, datetime.now(UTC))), status)
+                exited = Exit.of(status, datetime.now(UTC))
+                ending = Ending(str(exited), status, Kind.KILLED if exited.signal in _SENT else None)
             else:
                 ending = _ending(next(watcher for watcher in watchers if watcher.done()).result())
             for task in (stop, kill, *watchers):
@@ -129,11 +133,9 @@ class EngineRun:
         """Say why it ended; None where it ended as it should."""
         at = time.time()
         seen = relevant(evidence.outside(self._oom_kills, at, self._cgroup), at)
-        words = None if ending.status == 0 else ending.words if ending.status else ending.words + _UNSAID
-        exited = Exit.of(ending.status, datetime.now(UTC)) if ending.status is not None else None
-        kind = Kind.HUNG if ending.hung else Kind.KILLED if exited and exited.signal in _SENT else None
+        words = None if ending.status == 0 else ending.words
         hangs = [Evidence("supervisor", at, text) for text in ending.evidence]
-        return self.output.collector.diagnose(words, [*seen, *hangs, *further], kind)
+        return self.output.collector.diagnose(words, [*seen, *hangs, *further], ending.kind)
 
     def _command(self, given: list[str]) -> list[str]:
         middleware = f"{ApiKeyMiddleware.__module__}.{ApiKeyMiddleware.__qualname__}"
@@ -145,7 +147,7 @@ class EngineRun:
         environment[KEYS_FILE_VARIABLE] = str(self._keys_file)
         return environment
 
-    def _watchers(self, pid: int) -> list[Coroutine[Any, Any, str | Dead | Hung]]:
+    def _watchers(self, pid: int) -> list[Coroutine[Any, Any, _Seen]]:
         """Return what sees an engine that has to go, each in its own way; none of them ends for another reason."""
         return [
             readiness.watch(self._engine, self._keys_file, pid, self._dispatch),
@@ -206,13 +208,15 @@ class EngineRun:
         return Ending("a stop was asked for", status, asked=True)
 
 
-def _ending(seen: str | Dead | Hung) -> Ending:
+def _ending(seen: _Seen) -> Ending:
     """Return the ending of an engine that its watchers gave up."""
     match seen:
         case Hung(reason, evidence):
-            return Ending(reason, None, hung=True, evidence=evidence)
+            return Ending(reason, None, Kind.HUNG, evidence)
         case Dead(reason):
             return Ending(f"the engine is dead, and its API server stays: {reason}", None)
+        case Vital():
+            return Ending(f"{seen.title} (pid {seen.pid}) died", None, Kind.KILLED)
         case _:
             return Ending(seen, None)
 

@@ -80,6 +80,13 @@ class Serving:
             stderr=subprocess.PIPE if stdout is subprocess.PIPE else stdout,
         )
 
+    def retry(self):
+        """Run `aerie retry` beside the service; return (exit code, what it said)."""
+        command = [sys.executable, "-m", "aerie.cli", "retry", "--state-dir", self.state_file.parent]
+        environment = os.environ | {"PYTHONPATH": str(SOURCE)}
+        ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=30, check=False)
+        return ran.returncode, (ran.stdout or ran.stderr).strip()
+
     def close(self):
         for pipe in (self.process.stdout, self.process.stderr):
             pipe.close()

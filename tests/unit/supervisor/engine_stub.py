@@ -9,6 +9,7 @@ import fcntl
 import json
 import os
 import signal
+import subprocess
 import sys
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -86,8 +87,13 @@ def main():
     signal.signal(signal.SIGTERM, drain)
     Path("argv.json").write_text(json.dumps(sys.argv[1:]))
     Path("environ.json").write_text(json.dumps(dict(os.environ)))
+    if STUB.get("deaf"):
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if STUB.get("core"):
         core()
+    if "vital" in STUB:  # a process that calls itself as vLLM's do
+        vital = subprocess.Popen([STUB["vital"], "600"], executable="/bin/sleep")
+        Path("vital.pid").write_text(str(vital.pid))
     if "writes" in STUB:
         sys.stdout.buffer.write(Path(STUB["writes"]).read_bytes())
         sys.stdout.buffer.flush()
@@ -97,7 +103,7 @@ def main():
         os.kill(os.getpid(), STUB["signal"])
     while STUB.get("hang"):
         time.sleep(1)
-    if "exit" in STUB:
+    if STUB.get("exit") is not None:
         sys.exit(STUB["exit"])
     port = int(sys.argv[sys.argv.index("--port") + 1])
     ThreadingHTTPServer(("127.0.0.1", port), Handler).serve_forever()

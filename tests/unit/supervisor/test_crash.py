@@ -1,13 +1,14 @@
-"""What `/status` shows of a crash."""
+"""What is made of a crash."""
 
-from datetime import UTC, datetime
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
-from aerie.diagnosis import Collector
+from aerie.diagnosis import Collector, Kind
 from aerie.startup import lines
-from aerie.supervisor.crash import shown
+from aerie.supervisor.crash import exit_code, reason, shown, write_report
 
 AT = datetime(2026, 11, 29, 12, tzinfo=UTC)
 LOG = """\
@@ -36,3 +37,44 @@ def test_what_may_quote_a_request_is_in_none_of_it(diagnosis):
     assert "private" not in str(written)
     assert written["root"]["text"] == "ValueError"
     assert "ValueError" in written["text"]
+
+
+def test_the_newest_five_reports_are_kept_each_with_the_last_output(diagnosis, tmp_path):
+    reports = [write_report(tmp_path, diagnosis, b"line \xff\n", AT + timedelta(minutes=minute)) for minute in range(7)]
+    assert sorted((tmp_path / "crashes").iterdir()) == reports[2:]
+    assert reports[6].name == "2026-11-29T12-06-00Z.txt"
+    text = reports[6].read_text()
+    assert text.startswith(diagnosis.text())
+    assert text.endswith("The engine's last output:\n\nline \ufffd\n\n")
+
+
+def test_a_reason_is_one_line_and_quotes_no_request(diagnosis):
+    how = "vllm serve ended with exit code 1"
+    assert reason(how, diagnosis, served=False) == f"{how}: ValueError: cannot answer 'a private question'"
+    assert reason(how, diagnosis, served=True) == f"{how}: {diagnosis.title}"
+    assert reason(how, replace(diagnosis, known=True), served=False) == f"{how}: {diagnosis.title}"
+    assert reason(how, None, served=False) == how
+
+
+@pytest.mark.parametrize(
+    ("kind", "status", "code"),
+    [
+        (Kind.CONFIGURATION, 1, 2),
+        (Kind.CONFIGURATION, None, 2),
+        (Kind.MEMORY, -9, 3),
+        (Kind.HARDWARE, 1, 4),
+        (Kind.CRASH, 1, 5),
+        (Kind.CRASH, -11, 5),
+        (Kind.CRASH, 2, 2),
+        (Kind.HUNG, None, 6),
+        (Kind.KILLED, -15, 143),
+        (Kind.KILLED, None, 137),
+        (Kind.KILLED, 1, 137),
+    ],
+)
+def test_the_exit_code_tells_the_kind(diagnosis, kind, status, code):
+    assert exit_code(replace(diagnosis, kind=kind), status) == code
+
+
+def test_an_engine_that_ended_as_it_should_leaves_zero():
+    assert exit_code(None, 0) == 0

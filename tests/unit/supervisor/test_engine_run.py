@@ -1,0 +1,74 @@
+"""One engine's run, in this process: what its watchers see, and what is made of it."""
+
+import asyncio
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from aerie.diagnosis import Kind
+from aerie.supervisor import readiness, run
+from aerie.supervisor.arguments import read
+from aerie.supervisor.json_file import JsonFile
+from aerie.supervisor.liveness import Dead, Hung
+from aerie.supervisor.processes import Reaper
+from aerie.supervisor.run import EngineRun, StopSignals
+from aerie.supervisor.state import Answered, Refused
+
+STUB = Path(__file__).with_name("engine_stub.py")
+GIVEN = ["org/model", "--port", "1"]
+
+
+@pytest.fixture
+def engine(tmp_path, monkeypatch):
+    """Return a function that runs the stand-in to its end and returns (run, ending, events)."""
+    (tmp_path / "vllm").symlink_to(STUB)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("PYTHONPATH", str(Path(run.__file__).parents[2]))
+    monkeypatch.setenv("STUB", '{"hang": true, "drain": 600}')
+    events = []
+
+    def go(seen=None, stop_after=None):
+        async def watch(_arguments, _keys, _pid, dispatch):
+            dispatch(Answered())
+            return seen or await asyncio.Event().wait()
+
+        async def main():
+            signals = StopSignals(asyncio.Event(), asyncio.Event())
+            one = EngineRun(read(GIVEN, {}), tmp_path, 0, 900, JsonFile(tmp_path / "starts.json", ""), events.append)
+            if stop_after is not None:
+                asyncio.get_running_loop().call_later(stop_after, signals.stop.set)
+            ending = await asyncio.wait_for(one.until_it_ends(GIVEN, Reaper(), signals), 30)
+            await one.ended()
+            return one, ending
+
+        monkeypatch.setattr(readiness, "watch", watch)
+        return *asyncio.run(main()), events
+
+    return go
+
+
+def test_an_engine_that_hangs_is_ended_and_diagnosed_with_what_its_processes_did(engine):
+    stopped = "VLLM::Worker_TP1 (pid 9) is stopped (state T)"
+    one, ending, events = engine(Hung("the engine hangs: no step for 100 s", (stopped,)))
+    assert (ending.words, ending.status) == ("the engine hangs: no step for 100 s", None)
+    assert Refused("the engine hangs: no step for 100 s") in events
+    diagnosis = one.diagnose(ending)
+    assert diagnosis.kind is Kind.HUNG
+    assert any(stopped in line for line in diagnosis.evidence)
+
+
+def test_an_engine_whose_api_server_outlives_it_is_ended(engine):
+    one, ending, _ = engine(Dead("/health answered 503"))
+    assert ending.words == "the engine is dead, and its API server stays: /health answered 503"
+    assert one.diagnose(ending).kind is not Kind.HUNG
+
+
+def test_a_drain_ends_at_its_limit(engine, monkeypatch):
+    monkeypatch.setattr(run, "_TEARDOWN", 0.5)
+    begun = time.monotonic()
+    _, ending, _ = engine(stop_after=1.5)
+    assert (ending.asked, ending.status) == (True, None)
+    assert 1.5 <= time.monotonic() - begun < 15, "and not after the ten minutes that the drain takes"
