@@ -47,7 +47,7 @@ class Ranks:
         found = _ARRIVED.search(line.text)
         if found is None:
             return False
-        self.world_size = max(self.world_size, int(found[1]))
+        self.world_size = int(found[1])
         self._arrived[speaker_of(line)] = int(found[2])
         return True
 

@@ -88,6 +88,7 @@ def test_the_drafters_bar_and_the_second_capturing_may_say_what_was_said_before(
         (changed(IDLE, 3, read_bytes=64 * MIB), "read"),
         (changed(IDLE, 3, faults=5000), "faults"),
         (changed(IDLE, 3, rss_bytes=64 * MIB), "memory"),
+        (changed(changed(IDLE, 3, rss_bytes=64 * MIB), 4, rss_bytes=-900 * MIB), "memory"),
         (replace(IDLE, gpu_used_bytes=(71 * 2**30,) * 7 + (72 * 2**30,)), "gpu memory"),
         (replace(IDLE, gpu_used_bytes=(71 * 2**30,) * 7 + (70 * 2**30,)), "gpu memory"),
         (replace(IDLE, processes=(*IDLE.processes, ProcessActivity(99, "ptxas", "R", 0, 9000, 0, 0.0))), "faults"),
