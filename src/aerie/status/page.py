@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
@@ -190,7 +190,7 @@ def _code(text: str) -> Markup:
 
 
 def _is_web_address(text: str) -> bool:
-    return urlsplit(text).scheme in {"http", "https"}
+    return text.startswith(("https://", "http://"))
 
 
 def _favicon(tone: str) -> str:

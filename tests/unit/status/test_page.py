@@ -108,7 +108,7 @@ def test_no_text_of_the_engine_becomes_markup(name, hostile):
 
 def test_a_source_that_is_no_web_address_is_no_link():
     state = EXAMPLE.held()
-    state["diagnosis"] = state["diagnosis"] | {"source": "javascript:alert(1)"}
+    state["diagnosis"] |= {"source": "javascript:alert(1)"}
     found = page(state)
     assert ("href", "javascript:alert(1)") not in found.attributes
     assert "javascript:alert(1)" in found.text
