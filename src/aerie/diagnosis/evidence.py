@@ -118,6 +118,23 @@ _OTHERS = (
     _Other(re.compile(r"AER: .*device recovery (?:failed|successful)|can't recover"), None, "PCIe error recovery"),
     _Other(re.compile(r"invoked oom-killer"), None, "asked for the memory that was not there"),
 )
+# A line without any of these is none of the above; most are.
+_TELLING = (
+    "NVRM",
+    "PCIe",
+    "AER",
+    "DPC",
+    "pci",
+    "SDES",
+    "Link",
+    "oom",
+    "emory",
+    "segfault",
+    "protection",
+    "GSP",
+    "modules",
+    "Init",
+)
 _ANY_PCI = re.compile(rf"(?<![\w:.])({_PCI})(?![\w:])")
 
 
@@ -133,7 +150,8 @@ def parse_kernel(text: str) -> list[Evidence]:
 
     What says nothing about GPUs, PCIe or memory is left out, and so is a line that cannot be read.
     """
-    found = (_read(line) for line in re.split(r"[\r\n]", text))
+    lines = (line for line in re.split(r"[\r\n]", text) if any(word in line for word in _TELLING))
+    found = map(_read, lines)
     return [evidence for evidence in found if evidence]
 
 

@@ -217,6 +217,8 @@ def most_telling(candidates: Iterable[Said]) -> Said | None:
     equals = [said for telling, said in found if telling is top]
     if top is Telling.STOPPED:
         return None
+    if top is Telling.ECHO:  # a traceback at least has a place
+        equals = [said for said in equals if said.trace] or equals
     return equals[-1] if top is Telling.LOGGED else equals[0]
 
 

@@ -99,6 +99,15 @@ def test_a_plain_echo_is_told_where_nothing_else_was_said():
     assert root(last).text.startswith("RuntimeError: Engine core initialization failed")
 
 
+def test_of_echoes_alone_one_with_a_place_is_told():
+    log = ECHOES.replace(
+        "Worker failed with error 'no weights', please check the stack", "WorkerProc failed. See stack"
+    )
+    assert "died unexpectedly" in root(log).text
+    found = root("\n".join(line for line in dedent(log).splitlines() if "died unexpectedly" not in line))
+    assert found.place == "vllm/v1/engine/core.py:1482 in run_engine_core"
+
+
 def test_a_process_without_a_prefix_is_known_by_its_frames():
     main = UNCAUGHT + '      File "/v/site-packages/vllm/entrypoints/api_server.py", line 9, in run_server\n'
     found = root("(APIServer pid=12) INFO 11-29 13:35:00 [a.py:1] up\n", main + "    OSError: no such model\n")
@@ -349,6 +358,16 @@ def test_a_worker_killed_without_words_wins_over_what_its_peers_noticed():
         found = diagnosed(text, KILLED % "-9", ECHOES[ECHOES.rindex("    Traceback") :])
         assert "died unexpectedly (exit code: -9)" in found.root.text
         assert found.kind is Kind.KILLED
+
+
+def test_what_was_raised_after_a_worker_was_killed_follows_from_it():
+    raised = WORKER.replace("ValueError: no weights", "RuntimeError: NCCL error: unhandled system error")
+    assert "died unexpectedly" in root(KILLED % "-9", raised).text
+    assert "NCCL error" in root(raised, KILLED % "-9").text
+
+
+def test_a_cancelled_call_is_no_cause():
+    assert "died unexpectedly" in root(ECHOES.replace("'no weights'", "'cancelled'")).text
 
 
 def test_a_worker_that_is_gone_for_an_unknown_reason_gives_way_to_any_reason():
