@@ -32,6 +32,7 @@ def engine(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(Path(run.__file__).parents[2]))
     monkeypatch.setenv("STUB", '{"hang": true, "drain": 600}')
     events = []
+    started = (tmp_path / "argv.json").exists  # by then the stand-in handles SIGTERM
 
     def go(seen=None):
         async def watch(_arguments, _keys, _pid, dispatch):
@@ -42,7 +43,7 @@ def engine(tmp_path, monkeypatch):
             signals = StopSignals(asyncio.Event(), asyncio.Event())
             one = EngineRun(read(GIVEN, {}), tmp_path, 0, 900, JsonFile(tmp_path / "starts.json", ""), events.append)
             running = asyncio.create_task(one.until_it_ends(GIVEN, Reaper(), signals))
-            while not seen and not Path("argv.json").exists():  # by then the stand-in handles SIGTERM
+            while not seen and not started():
                 await asyncio.sleep(0.05)
             if not seen:
                 signals.stop.set()
