@@ -17,7 +17,7 @@ _HEARTBEAT = re.compile(
     r"No available shared memory broadcast block|core engine proc\(s\) to |READY message from DP Coordinator"
     r'|"GET /\S* HTTP/|Avg prompt throughput|Engine \d+: '
 )
-_NUMBER = re.compile(r"\d+(?:\.\d+)?")
+_NUMBER = re.compile(r"0x[0-9a-f]+|\d+(?:\.\d+)?")
 _REMEMBERED = 1024  # lines; more different ones than that are no heartbeat
 
 
