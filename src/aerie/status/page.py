@@ -155,10 +155,12 @@ def _time(iso: str) -> datetime:
     return datetime.fromisoformat(iso)
 
 
-def _clock(iso: str, now: datetime) -> str:
-    """Return a time of day, with its date where that is not today's."""
+def _clock(iso: str, now: datetime, seconds: bool = True) -> str:  # noqa: FBT001, FBT002 - called by the template
+    """Return a time of day, with its date where that is not today's, and without seconds where it is an estimate."""
     time, today = _time(iso).astimezone(UTC), now.astimezone(UTC).date()
-    return f"{time:%H:%M:%S} UTC" if time.date() == today else f"{time:%Y-%m-%d %H:%M} UTC"
+    if time.date() != today:
+        return f"{time:%Y-%m-%d %H:%M} UTC"
+    return f"{time:%H:%M:%S} UTC" if seconds else f"{time:%H:%M} UTC"
 
 
 def _duration(seconds: float) -> str:

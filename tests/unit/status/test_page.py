@@ -121,10 +121,15 @@ def test_a_start_tells_where_it_is():
     assert "26 of 64 shards" in text
     assert "Waiting for rank 3: 41.2 GB read" in text
     assert "for 6 min 4 s" in text
-    assert "about 12 min left, ready near 22:11:46 UTC" in text
+    assert "about 12 min left, ready near 22:11 UTC" in text
     assert "Last movement 1 s ago, a log line" in text
     assert re.search(r'<progress max="1" aria-label="Loading target" value="0.410">', html)
     assert html.count('aria-current="step"') == 1
+
+
+def test_a_later_start_is_told():
+    assert "start number 3 of this container" in page(EXAMPLE.starting_again()).text
+    assert "start number" not in page(EXAMPLE.loading()).text
 
 
 def test_a_bar_without_a_fraction_has_no_value():
