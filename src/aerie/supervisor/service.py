@@ -48,8 +48,6 @@ _HISTORY_FILE = "starts.json"
 _PUBLISH_EVERY = 0.25  # at least, between two writings of the state file
 _STOPS_ANYWAY = 3.0  # after which a process that SIGKILL does not end keeps us no longer from stopping
 
-_STUCK_REMEDY = "see the kernel's log, reset the GPU or reboot the host, then `aerie retry`"
-
 
 @dataclass(frozen=True)
 class Options:
@@ -118,8 +116,12 @@ class _Service:
             return
         self._changed.set()
         if (self._state.phase, self._state.reason) != (before.phase, before.reason):
-            next_start = f"next start {self._state.next_start:%H:%M:%S} UTC" if self._state.next_start else None
-            _log.info("%s", "; ".join(filter(None, (self._state.phase, self._state.reason, next_start))))
+            _log.info("%s", "; ".join(filter(None, (self._state.phase, self._state.reason, self._next_start()))))
+
+    def _next_start(self) -> str | None:
+        if self._state.phase is Phase.HELD and not self._options.once:
+            return "`aerie retry` in this container starts it anew"
+        return f"next start {self._state.next_start:%H:%M:%S} UTC" if self._state.next_start else None
 
     def _stop(self, name: str) -> None:
         if self._signals.stop.is_set():
@@ -154,6 +156,9 @@ class _Service:
     async def _start_and_see(self) -> int:
         """Run one engine to its end and return the exit code that tells of it."""
         options = self._options
+        if left := await self._released():  # by an engine before, which a person may have thought gone
+            self._dispatch(Held(_stuck(left), self._state.diagnosis))
+            return crash.STUCK
         try:
             engine = self._configuration()
         except arguments.ConfigurationError as error:
@@ -176,11 +181,9 @@ class _Service:
         diagnosis = run.diagnose(ending)
         how = crash.reason(ending.words, diagnosis, served=run.served)
         self._tell(run, diagnosis, lambda shown: Ended(how, ending.status, shown))
-        if stuck := await self._released():
-            diagnosis = run.diagnose(ending, stuck)
-            why = "; ".join(evidence.text for evidence in stuck)
-            reason = f"no other start beside what is left of this one: {why}; {_STUCK_REMEDY}"
-            self._tell(run, diagnosis, lambda shown: Held(reason, shown))
+        if left := await self._released():
+            diagnosis = run.diagnose(ending, left)
+            self._tell(run, diagnosis, lambda shown: Held(_stuck(left), shown))
             return crash.STUCK
         return crash.exit_code(diagnosis, ending.status)
 
@@ -231,6 +234,11 @@ class _Service:
             self._changed.clear()
             self._state_file.write(self.snapshot())
             await asyncio.sleep(_PUBLISH_EVERY)
+
+
+def _stuck(left: list[Evidence]) -> str:
+    told = "; ".join(evidence.text for evidence in left)
+    return f"an engine before has not gone, and none starts beside it: {told}; see the kernel's log, reset or reboot"
 
 
 async def _first(*awaited: asyncio.Future[Any], timeout: float | None = None) -> None:  # noqa: ASYNC109 - passed on

@@ -132,7 +132,7 @@ class Held:
 
     reason: str
     diagnosis: Mapping[str, Any] | None = None
-    """Where more is known than before."""
+    """None where no engine was started: an older one's would explain something else."""
 
 
 @dataclass(frozen=True)
@@ -177,8 +177,7 @@ def reduce(state: State, event: Event, at: datetime) -> State:  # noqa: C901, PL
         case Ended():
             return _ended(state, event, at)
         case Held(reason, diagnosis):
-            known = replace(state, next_start=None, diagnosis=diagnosis or state.diagnosis)
-            return _enter(known, Phase.HELD, at, reason)
+            return _enter(replace(state, next_start=None, diagnosis=diagnosis), Phase.HELD, at, reason)
         case RetryAsked() if state.phase in {Phase.HELD, Phase.FAILED}:
             return replace(_enter(state, Phase.STARTING, at), next_start=None)
         case StopAsked():

@@ -139,8 +139,13 @@ def test_a_retry_ends_a_hold_and_a_pause_and_touches_nothing_else():
 
 
 def test_a_stuck_driver_is_held_though_a_start_was_due():
-    state = after(Started(7), CRASH, Held("pid 9 survives SIGKILL"))
-    assert (state.phase, state.next_start, state.diagnosis) == (Phase.HELD, None, BROKEN)
+    state = after(Started(7), CRASH, Held("pid 9 survives SIGKILL", BROKEN | {"evidence": ["pid 9"]}))
+    assert (state.phase, state.next_start) == (Phase.HELD, None)
+    assert state.diagnosis["evidence"] == ["pid 9"]
+
+
+def test_what_a_check_refuses_is_not_explained_by_an_older_crash():
+    assert after(Started(7), CRASH, Held("key file /x does not exist")).diagnosis is None
 
 
 def test_a_configuration_error_is_held():
