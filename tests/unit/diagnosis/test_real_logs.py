@@ -8,6 +8,7 @@ from aerie.diagnosis import Collector
 from aerie.startup.lines import LineReader, parse
 
 LOGS = Path(__file__).parents[2] / "fixtures/logs"
+PROVOKED_LOGS = Path(__file__).with_name("logs")
 # Log: signature, process, place of the root cause, beginning of its text.
 FAILED = {
     "vllm-0.17.1-healthy-then-engine-dead": (
@@ -91,6 +92,35 @@ def test_the_root_cause_is_the_same_however_the_log_was_carried(name):
     for prefix in ("vllm-1  | ", "2026-11-29T13:00:00.123456789Z ", "\x1b[36mvllm-1  |\x1b[0m "):
         carried = "".join(f"{prefix}{line}\n" for line in log(name).split("\n"))
         assert collected(carried).diagnose().root.text.startswith(FAILED[name][3])
+
+
+# Provoked on vLLM 0.32.0, on a CPU unless the name says otherwise; without most of what was no error.
+PROVOKED = {
+    "batched-tokens-too-few": None,  # served, and was stopped
+    "sigterm-loading": None,
+    "gpu-out-of-memory-profiling": "torch.OutOfMemoryError: CUDA out of memory.",
+    "kill-engine-core-serving": "vllm.v1.engine.exceptions.EngineDeadError: ",
+    "kill-worker-loading": "Exception: WorkerProc initialization failed due to an exception in a background process.",
+    "oom-kill-2560m": "Worker proc VllmWorker-0 died unexpectedly (exit code: -9)",
+    "segv-worker-serving": "!!!!!!! Segfault encountered !!!!!!!",
+    "unreachable-hub": "httpcore2.ConnectError: [Errno 111] Connection refused",
+}
+
+
+def test_every_provoked_log_has_its_expectation():
+    assert {path.stem for path in PROVOKED_LOGS.iterdir()} == set(PROVOKED)
+
+
+@pytest.mark.parametrize("name", PROVOKED)
+def test_each_provoked_failure_has_its_root_cause(name):
+    collector = collected((PROVOKED_LOGS / f"{name}.log").read_text(encoding="utf-8"))
+    diagnosis = collector.diagnose()
+    assert collector.dying is (PROVOKED[name] is not None)
+    if PROVOKED[name]:
+        assert diagnosis.root.text.startswith(PROVOKED[name])
+        assert diagnosis.known
+    else:
+        assert diagnosis is None
 
 
 def test_pieces_of_any_size_tell_the_same():
