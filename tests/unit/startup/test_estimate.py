@@ -190,6 +190,23 @@ def test_the_phase_is_as_far_as_the_slowest_rank(gpus):
     assert start.waiting_for is None
 
 
+def test_a_bar_that_falls_takes_nothing_back():
+    reader = new_reader()
+    bar = "Loading safetensors checkpoint shards:  50% Completed | {}/64 [00:10<00:10, 1.00it/s]"
+    for at, done in ((1.0, 0), (2.0, 32), (3.0, 16)):
+        said(reader, bar.format(done), at)
+    assert current(reader.view(3.0))[0] == 0.5
+
+
+def test_the_drafter_does_not_begin_where_the_target_ended():
+    reader = new_reader()
+    for text in [line for stage in SETUP.stages()[:7] for told in stage.values() for line in told]:
+        said(reader, text, 1.0)
+    reader.observe(activity(0, 0), 2.0)
+    start = reader.view(2.0)
+    assert (start.phase, *current(start)) == (StartPhase.LOADING_DRAFTER, None, "")
+
+
 def test_what_ranks_hold_is_not_compared_before_it_is_much():
     reader = new_reader()
     for text in [line for stage in SETUP.stages()[:5] for said in stage.values() for line in said]:
