@@ -120,6 +120,9 @@ class Serving:
         status, text = self.get("/status")
         return json.loads(text) if status else {"phase": None}
 
+    def kept_state(self):
+        return json.loads(self.state_file.read_text())
+
     def until(self, condition, what, limit=20.0):
         """Wait for a true value of `condition` and return it; fail with `what` after `limit` seconds."""
         deadline = time.monotonic() + limit

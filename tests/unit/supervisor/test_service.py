@@ -40,7 +40,7 @@ def test_it_becomes_ready_and_everybody_reads_the_same_state(serving):
         status, page = service.get("/")
         assert status == 200
         assert "<h1" in page
-        service.until(lambda: json.loads(service.state_file.read_text())["phase"] == "ready", "the state file")
+        service.until(lambda: service.kept_state()["phase"] == "ready", "the state file")
         samples = {
             (sample.name, *sample.labels.values()): sample.value
             for family in text_string_to_metric_families(service.get("/metrics")[1])
@@ -131,7 +131,7 @@ def test_a_crash_is_told_last_and_kept_over_the_containers_life(serving):
         state = service.until_phase("failed")
         shown = state["diagnosis"]
         assert shown["root"]["text"] == says
-        assert json.loads(service.state_file.read_text())["diagnosis"] == shown
+        service.until(lambda: service.kept_state()["diagnosis"] == shown, "the state file")
         report = Path(shown["report"])
         assert report.parent == service.state_file.parent / "crashes"
         assert report.read_text().startswith("-" * 100)
@@ -157,7 +157,7 @@ def test_a_start_in_which_nothing_moves_is_ended_as_hung(serving):
     assert code == 6
     assert "the start has stalled: nothing moved for " in stderr
     diagnosis_in(stderr)
-    state = json.loads(serving.state_file.read_text())
+    state = serving.kept_state()
     assert (state["diagnosis"]["kind"], state["hangs"]) == ("hung", 1)
     assert state["start"]["stalled"]
 
@@ -178,18 +178,18 @@ def test_a_hold_ends_by_a_retry_which_reads_the_configuration_anew(serving):
     serving.keys.rename(serving.directory / "elsewhere")
     with serving.run() as service:
         reason = service.until_phase("held")["reason"]
-        service.until(lambda: json.loads(service.state_file.read_text())["phase"] == "held", "the state file")
+        service.until(lambda: service.kept_state()["phase"] == "held", "the state file")
         (serving.directory / "elsewhere").rename(serving.keys)
         assert service.retry() == (0, f"asked for the next start; the service was held: {reason}")
         service.until_phase("ready")
-        service.until(lambda: json.loads(service.state_file.read_text())["phase"] == "ready", "the state file")
+        service.until(lambda: service.kept_state()["phase"] == "ready", "the state file")
         assert service.retry() == (1, "aerie: nothing to retry: the service is ready")
 
 
 def test_a_pause_ends_by_a_retry(serving):
     with serving.run(exit=1) as service:
         service.until_phase("failed")
-        service.until(lambda: json.loads(service.state_file.read_text())["phase"] == "failed", "the state file")
+        service.until(lambda: service.kept_state()["phase"] == "failed", "the state file")
         assert service.retry()[0] == 0
         service.until(lambda: service.state()["engine"]["starts"] == 2, "the next start", limit=8)
         assert service.until_phase("failed")["failures"] == 2
@@ -278,7 +278,7 @@ def test_a_stop_lets_the_engine_drain_and_leaves_nothing(serving, number):
     assert code == 0
     assert stdout.endswith(b"draining\ndrained\n")
     assert serving.core_is_gone()
-    assert json.loads(serving.state_file.read_text())["phase"] == "stopped"
+    assert serving.kept_state()["phase"] == "stopped"
     assert "aerie: stopping; a stop was asked for" in stderr
     # Here neither vLLM nor a record is installed; what it says of them is tested with `aerie patches`.
     assert "aerie: vLLM is not installed, and no series of patches is recorded\n" in stderr
