@@ -93,13 +93,14 @@ _PEER = re.compile(
 _VANISHED = re.compile(
     r"(?:Worker proc|RayWorkerProc) .{1,100} died unexpectedly(?: \(exit code: (?P<code>-?\w+)\))?"
     r"|Process \S+ \(PID: \d+\) died with exit code (?P<status>-\d+)"
-    r"|(?:\S+: line \d+: +\d+ )?(?:Segmentation fault|Bus error|Killed|Aborted|Illegal instruction)"
-    r"(?: +\(core dumped\))?(?: +\S.{0,300})?$"
 )
+# How a shell says that a program was ended.
+_SIGNALLED = r"(?:Segmentation fault|Bus error|Killed|Aborted|Illegal instruction)"
+_SHELL = re.compile(rf"\S+: line \d+: +\d+ {_SIGNALLED}\b|{_SIGNALLED}(?: +\(core dumped\))?$")
 _ASKED_TO_END = {"-2", "-15"}
 # Lines that stand alone and end a process.
 _FATAL_LINE = re.compile(
-    r"[\w ./-]{1,80}: error: \S|\[.{1,100}\] .{0,80}Watchdog caught collective operation timeout"
+    r"(?:vllm(?: [\w-]+)?|[\w.-]+\.py): error: \S|\[.{1,100}\] .{0,80}Watchdog caught collective operation timeout"
     r"|!!!!!!! Segfault encountered|\*\*\* SIG[A-Z]+ .{0,40}received|\*\*\* Aborted at "
 )
 # What stands above the traceback of what an engine's process dies of ...
@@ -173,6 +174,8 @@ def telling_of_line(line: Line) -> Telling | None:  # noqa: PLR0911 - one return
             return Telling.STOPPED
         # A signal tells more than a guess: whatever others say afterwards follows from it.
         return Telling.FATAL if code and code.startswith("-") else Telling.VANISHED
+    if not line.level and _SHELL.match(text):
+        return Telling.VANISHED
     if not line.level and _FATAL_LINE.match(text):
         return Telling.FATAL
     if line.source.startswith(_DUMP):
@@ -195,7 +198,9 @@ def ends_the_engine(trace: Trace, level: str) -> bool:
 
 def line_ends_the_engine(line: Line, telling: Telling) -> bool:
     """Tell whether the engine goes down for certain, once this line was said."""
-    return telling in {Telling.FATAL, Telling.VANISHED} or "Engine core initialization failed" in line.text
+    return (
+        telling is Telling.FATAL or bool(_VANISHED.match(line.text)) or "Engine core initialization failed" in line.text
+    )
 
 
 def words(said: Said) -> str:

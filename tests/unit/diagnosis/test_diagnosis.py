@@ -127,6 +127,29 @@ def test_the_data_has_the_form_of_the_state():
     assert diagnosed("").to_json()["root"] is None
 
 
+ECHO = "(APIServer pid=12) ERROR 11-29 13:35:01 [async_llm.py:700] AsyncLLM output_handler failed.\n"
+RAISED = """\
+(EngineCore pid=7) ERROR 11-29 13:35:01 [core.py:1010] EngineCore failed to start.
+(EngineCore pid=7) ERROR 11-29 13:35:01 [core.py:1010] Traceback (most recent call last):
+(EngineCore pid=7) ERROR 11-29 13:35:01 [core.py:1010] ZeroDivisionError: new
+"""
+
+
+def test_a_process_that_was_seen_to_die_and_said_nothing_was_killed():
+    collector = Collector()
+    collector.feed(parse(ECHO))
+    diagnosis = collector.diagnose("VLLM::EngineCore (pid 7) died", kind=Kind.KILLED)
+    assert (diagnosis.kind, diagnosis.title) == (Kind.KILLED, "A process of the engine was killed from outside")
+    assert "VLLM::EngineCore (pid 7) died" in diagnosis.text()
+    assert diagnosed(ECHO).signature == "only-an-echo", "of a log alone nobody knows"
+
+
+def test_a_process_that_was_seen_to_die_and_said_why_was_not():
+    collector = Collector()
+    collector.feed(parse(RAISED))
+    assert collector.diagnose("VLLM::EngineCore (pid 7) died", kind=Kind.KILLED).kind is Kind.CRASH
+
+
 def test_a_worker_killed_for_memory_is_told_as_such_by_its_own_signature():
     oom = "2026-11-29T13:34:58,1+00:00 host1 kernel: Memory cgroup out of memory: Killed process 4242 (VLLM::Worker_TP) total-vm:1kB"
     found = diagnosed(GONE, evidence=parse_kernel(oom))

@@ -294,6 +294,7 @@ def test_a_crash_of_the_interpreter_has_the_frame_that_crashed():
     found = root(text)
     assert found.text == "Fatal Python error: Segmentation fault"
     assert (found.file, found.line, found.function) == ("vllm/_custom_ops.py", 12, "rms_norm")
+    assert found.innermost == "vllm/_custom_ops.py:12 in rms_norm"
 
 
 @pytest.mark.parametrize(
@@ -301,6 +302,15 @@ def test_a_crash_of_the_interpreter_has_the_frame_that_crashed():
 )
 def test_a_shell_says_how_a_program_ended(line):
     assert root(line + "\n", ended="ended with exit code 1").text == line
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["collect2: error: ld returned 1 exit status", "gcc: error: unrecognized option", "Aborted the upload", "Killed"],
+)
+def test_what_other_programs_say_does_not_end_an_engine(line):
+    assert not collected(line).dying
+    assert diagnosed(line) is None
 
 
 def test_what_nccl_warned_of_belongs_to_its_exception():
