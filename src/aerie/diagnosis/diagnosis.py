@@ -30,7 +30,7 @@ class End:
     words: str | None = None
     """Such as "vllm serve ended with exit code 1"."""
     kind: Kind | None = None
-    """Where whoever saw it end knows: KILLED or HUNG."""
+    """Where whoever saw it end knows: HUNG, or KILLED for a process that died, unless it said why itself."""
     evidence: tuple[Evidence, ...] = ()
     silent: bool = False
     """No process said why."""
@@ -82,6 +82,8 @@ def conclude(root: RootCause | None, end: End, known: Sequence[Signature], seen:
     explaining = tuple(one for one in end.evidence if one.kind and _explains(one, root, end))
     told = tuple(map(str, end.evidence))
     signature = _match(known, root, frozenset(seen), explaining)
+    if signature and signature.kind is Kind.CRASH and end.kind is Kind.KILLED and end.silent:
+        signature = None  # what the others said of a process that was seen to die
     if signature:
         return Diagnosis(
             signature=signature.id,
@@ -136,7 +138,7 @@ def _kind(root: RootCause | None, end: End, explaining: Sequence[Evidence]) -> K
     for kind in (Kind.HARDWARE, Kind.MEMORY):
         if kind in kinds:
             return kind
-    if end.kind:
+    if end.kind is Kind.HUNG or (end.kind is Kind.KILLED and end.silent):
         return end.kind
     if root and _ARGUMENTS.match(root.text):
         return Kind.CONFIGURATION
