@@ -15,6 +15,7 @@ import sys
 import textwrap
 import threading
 import time
+from datetime import datetime
 from typing import TYPE_CHECKING
 
 import httpx
@@ -108,7 +109,7 @@ class Play:
     def output(self) -> str:
         return "\n".join(line for _, line in self.lines)
 
-    def until(self, pattern: str, seconds: float = 240.0, after: int = 0) -> float:
+    def until(self, pattern: str, seconds: float = 600.0, after: int = 0) -> float:
         """Wait for a line after so many; return when it came, in seconds since the epoch."""
         deadline = time.monotonic() + seconds
         while True:
@@ -120,7 +121,7 @@ class Play:
             assert time.monotonic() < deadline, f"no {pattern!r}:\n{self.output}"
             time.sleep(0.05)
 
-    def end(self, seconds: float = 240.0) -> int:
+    def end(self, seconds: float = 600.0) -> int:
         code = self.process.wait(seconds)
         self._reader.join(10)
         return code
@@ -136,7 +137,7 @@ class Play:
 
 def engine_process(project: Service, name: str) -> int:
     """The pid, on this host, of the process of the engine that has this in its title."""
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 300
     while time.monotonic() < deadline:
         table = project.compose("top", "vllm").stdout.splitlines()
         column = table[1].split().index("PID")
@@ -148,20 +149,22 @@ def engine_process(project: Service, name: str) -> int:
 
 
 def test_a_crash_while_it_waits(server: Server, project: Service, tmp_path: Path) -> None:
-    """Killed from outside in mid-start: told within two seconds of it, in the container's own words."""
+    """Killed from outside in mid-start: told a second after the container has said it, and in its own words."""
     project.compose("up", "--detach", "--no-build")
     with Play(server, project, tmp_path) as play:
         play.until(r"^    gpu1 \d+:\d\d (?!no answer)")
         victim = engine_process(project, "EngineCore")
         # Not in its first breath: it has a handler for signals and a place in the log by then.
         time.sleep(3)
-        killed = time.time()
         os.kill(victim, 9)
         told = play.until(r"^    gpu1 \d+:\d\d failed: ")
         assert play.end(30) == 2
-    assert told - killed < 2.0, play.output
+    log = project.compose("logs", "--no-log-prefix", "--no-color", "--timestamps", "vllm").stdout
+    (said,) = re.findall(r"^(\S+) aerie: failed;", log, re.MULTILINE)
+    # Docker gives nanoseconds, of which Python reads six digits.
+    assert told - datetime.fromisoformat(f"{said[:26]}Z").timestamp() < 2.0, play.output
     text = httpx.get(f"{project.status}/status", trust_env=False).json()["diagnosis"]["text"]
-    assert text in project.compose("logs", "--no-log-prefix", "vllm").stdout
+    assert text in re.sub(r"^\S+ ", "", log, flags=re.MULTILINE)
     # As a block of lines, not as one with escapes.
     message = play.output[play.output.index("    msg: |-") :]
     assert textwrap.indent(text, "        ") in message

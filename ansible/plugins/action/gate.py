@@ -130,7 +130,7 @@ class ActionModule(ActionBase):
                 why, final = _complaint(done)
                 absent = last_contact - absent_since
                 if final or absent >= absent_timeout:
-                    message = why if final else f"{why}: for {absent:.0f} s"
+                    message = why if final else f"{why}, for {absent:.0f} s"
                     return {"verdict": "nobody", "message": message, "status": None, "seconds": self._elapsed()}
                 if trouble != why:
                     trouble = why

@@ -111,8 +111,8 @@ def _judge_silence(memory: Memory, look: NoState, now: float) -> tuple[Memory, J
     # From the first look without an answer, not from the last answer: nobody may have looked in between.
     since = now if memory.silent_since is None else memory.silent_since
     verdict = Verdict.NOBODY if look.final or now - since >= _NOBODY else None
-    progress = "" if verdict is None or look.final else f"for {rough(now - since)}"
-    return replace(memory, silent_since=since), Judgement(verdict, Step(look.why, progress))
+    lasted = "" if verdict is None or look.final else f", for {rough(now - since)}"
+    return replace(memory, silent_since=since), Judgement(verdict, Step(look.why + lasted))
 
 
 def _remember(memory: Memory, state: State, now: float) -> Memory:

@@ -40,8 +40,8 @@ def step_of(state: State) -> Step:
     """Return what the service does that has this state."""
     phase, start = state["phase"], state["start"]
     if phase not in {"starting", "checking"} or not start or not start["phase"]:
-        again = f"the next start is at {state['next_start']}" if state["next_start"] else ""
-        return Step(": ".join(filter(None, (phase, state["reason"]))), again)
+        again = f"; next start at {state['next_start']}" if state["next_start"] else ""
+        return Step(": ".join(filter(None, (phase, state["reason"]))) + again)
     progress = next(
         ((each["detail"], percent(each["fraction"])) for each in start["phases"] if each["name"] == start["phase"]), ()
     )

@@ -346,14 +346,14 @@ def test_what_cannot_become_a_service_is_told_at_once(gallery: Gallery, name: st
 
 
 @pytest.mark.parametrize(
-    ("name", "said"), [("down", "service vllm is not running: for "), ("restarting", "exit status 137: for ")]
+    ("name", "said"), [("down", "service vllm is not running, for "), ("restarting", "exit status 137, for ")]
 )
 def test_a_container_that_does_not_come_is_told_with_docker_s_words(gallery: Gallery, name: str, said: str) -> None:
     result = gallery.results[name]
     assert (result["failed"], result["verdict"], result["phase"]) == (True, "nobody", None)
     assert said in result["msg"]
     assert result["seconds"] < 8
-    assert len([line for line in displayed(gallery.output) if said.removesuffix(": for ") in line]) == 1
+    assert len([line for line in displayed(gallery.output) if said.removesuffix(", for ") in line]) == 1
 
 
 def test_a_host_that_stays_away_is_unreachable(gallery: Gallery) -> None:

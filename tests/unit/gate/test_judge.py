@@ -46,8 +46,10 @@ def test_what_waits_for_a_person_is_a_failure_at_once(state, phase):
 
 
 def test_a_failure_before_our_eyes_is_an_answer_and_brings_its_diagnosis(state, diagnosis):
-    _, last = look_on((1, state()), (2, state(phase="failed", failures=1, reason="killed", diagnosis=diagnosis)))
-    assert (last.verdict, last.step.name, last.diagnosis) == (Verdict.FAILED, "failed: killed", diagnosis)
+    failed = state(phase="failed", failures=1, reason="killed", next_start="12:01", diagnosis=diagnosis)
+    _, last = look_on((1, state()), (2, failed))
+    assert (last.verdict, last.diagnosis) == (Verdict.FAILED, diagnosis)
+    assert str(last.step) == "failed: killed; next start at 12:01"
 
 
 def test_a_stop_is_not_explained_with_an_old_failure(state, diagnosis):
@@ -124,7 +126,7 @@ def test_the_supervisor_knows_a_stall_first(state, diagnosis):
 def test_nobody_there(state):
     assert verdict_after((0, NOBODY), (59, NOBODY)) is None
     *_, last = look_on((0, NOBODY), (60, NOBODY))
-    assert (last.verdict, str(last.step)) == (Verdict.NOBODY, f"{NOBODY.why}: for 60 s")
+    assert (last.verdict, str(last.step)) == (Verdict.NOBODY, f"{NOBODY.why}, for 60 s")
     assert verdict_after((0, NOBODY), (59, state()), (61, NOBODY), (120, NOBODY)) is None
     assert verdict_after((0, NOBODY), (59, state()), (61, NOBODY), (121, NOBODY)) is Verdict.NOBODY
 
