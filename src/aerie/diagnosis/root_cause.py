@@ -198,9 +198,9 @@ def ends_the_engine(trace: Trace, level: str) -> bool:
 
 def line_ends_the_engine(line: Line, telling: Telling) -> bool:
     """Tell whether the engine goes down for certain, once this line was said."""
-    return (
-        telling is Telling.FATAL or bool(_VANISHED.match(line.text)) or "Engine core initialization failed" in line.text
-    )
+    if telling is Telling.ECHO:
+        return "Engine core initialization failed" in line.text
+    return telling in {Telling.FATAL, Telling.VANISHED} and not _SHELL.match(line.text)
 
 
 def words(said: Said) -> str:

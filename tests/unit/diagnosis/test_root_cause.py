@@ -178,10 +178,17 @@ def test_tracebacks_of_several_processes_are_told_apart_line_by_line():
 def test_what_a_process_logs_in_between_does_not_break_its_traceback():
     lines = dedent(WORKER).splitlines()
     noise = "(Worker_TP3 pid=9) INFO 11-29 13:35:00 [shm.py:1] still here"
-    other = "(Worker_TP3 pid=9) ERROR 11-29 13:35:00 [other.py:1] something else"
+    other = "(Worker_TP3 pid=9) ERROR 11-29 13:35:00 [other.py:1] OSError: something else"
     mixed = [line for pair in zip(lines, [noise, other] * 4, strict=False) for line in pair]
     assert root("\n".join(mixed)).text == "ValueError: no weights"
     assert root("\n".join(mixed)).line == 42
+
+
+def test_what_a_process_logs_while_it_prints_a_traceback_does_not_break_it():
+    printed = [f"(EngineCore pid=7) {line}" for line in [*UNCAUGHT.splitlines(), "    OSError: no such model"]]
+    logged = "(EngineCore pid=7) INFO 11-29 13:35:00 [shm.py:1] still here"
+    mixed = dedent("\n".join(line.replace(") " + 4 * " ", ") ") for line in printed)).splitlines()
+    assert root("\n".join(f"{line}\n{logged}" for line in mixed)).place.startswith("vllm/entrypoints/cli/main.py:120")
 
 
 def test_a_message_of_several_lines_is_kept_to_its_end():
