@@ -11,7 +11,7 @@ from aerie.startup.start import StartReader
 _TAIL = 64 * 1024  # bytes kept for the report of a crash
 # Seconds.
 _QUIET = 0.3  # without a byte, then a dying engine has said what it will: a traceback is written in one go
-_SETTLED = 1.0  # at most, however much more it says
+_SETTLED = 0.6  # at most, however much more it says
 
 
 class Output:

@@ -39,6 +39,8 @@ _LAST_OUTPUT = 5.0  # that a stuck reader of our stdout may delay what follows a
 _LAST_OUTPUT_OF_SURVIVORS = 0.5  # who still hold the pipe
 _SAMPLED_EVERY = 1.0
 
+_FATAL = "vllm serve reported a fatal error"
+
 _Seen = str | Vital | Dead | Hung
 """What a watcher saw of an engine that has to go; text is the engine's own."""
 
@@ -110,16 +112,17 @@ class EngineRun:
             if stop.done():
                 ending = await self._stopped(process, kill)
             elif process.ended.done():
-                status = process.ended.result()
-                exited = Exit.of(status, datetime.now(UTC))
-                ending = Ending(str(exited), status, Kind.KILLED if exited.signal in _SENT else None)
+                ending = _exited(process.ended.result())
             else:
                 ending = _ending(next(watcher for watcher in watchers if watcher.done()).result())
             for task in (stop, kill, *watchers):
                 task.cancel()
-        if not ending.asked:
-            self._dispatch(Refused(ending.words))
-            await self.output.settled()
+        if ending.asked:
+            return ending
+        self._dispatch(Refused(ending.words))
+        await self.output.settled()
+        if ending.words == _FATAL and process.ended.done():  # it has not waited for us
+            return _exited(process.ended.result())
         return ending
 
     async def ended(self) -> None:
@@ -178,12 +181,8 @@ class EngineRun:
         self._dispatch_to(Progressed(self.output.progress(), self.output.last_line))
 
     async def _last_words(self) -> str:
-        """Return when the engine has said that it goes down, and has said the rest of it."""
         await self.output.dying.wait()
-        words = "vllm serve reported a fatal error"
-        self._dispatch(Refused(words))
-        await self.output.settled()
-        return words
+        return _FATAL
 
     async def _stall(self, pid: int) -> Hung:
         """Return once nothing has moved for too long in a start."""
@@ -206,6 +205,12 @@ class EngineRun:
         await _first(process.ended, kill, timeout=limit)
         status = process.ended.result() if process.ended.done() else None
         return Ending("a stop was asked for", status, asked=True)
+
+
+def _exited(status: int) -> Ending:
+    """Return the ending of an engine whose first process has ended by itself, or by a signal that was not ours."""
+    exited = Exit.of(status, datetime.now(UTC))
+    return Ending(str(exited), status, Kind.KILLED if exited.signal in _SENT else None)
 
 
 def _ending(seen: _Seen) -> Ending:
