@@ -216,6 +216,16 @@ def test_what_ranks_hold_is_not_compared_before_it_is_much():
     assert reader.view(3.0).waiting_for is None
 
 
+def test_what_a_rank_held_before_loading_is_no_weight():
+    reader = new_reader()
+    reader.observe(activity(0, 0), 0.0)
+    reader.observe(activity(9 * GB, 1 * GB), 1.0)
+    for text in [line for stage in SETUP.stages()[:5] for told in stage.values() for line in told]:
+        said(reader, text, 1.0)
+    reader.observe(activity(19 * GB, 11 * GB), 2.0)
+    assert reader.view(2.0).waiting_for is None
+
+
 def test_gpus_of_which_nobody_knows_the_rank_are_not_compared():
     reader = new_reader()
     for text in [line for stage in SETUP.stages()[:5] for said in stage.values() for line in said]:

@@ -119,6 +119,10 @@ def test_the_head_before_a_carriage_return_names_who_draws_the_bar():
     assert [(line.process, line.pid) for line in read] == [("EngineCore_DP0", 7), ("", None), ("", None)]
 
 
+def test_an_empty_line_names_nobody_for_the_next():
+    assert parse("(EngineCore_DP0 pid=7) \nplain\n(EngineCore_DP0 pid=7)\r\nplain\n") == [Line("plain"), Line("plain")]
+
+
 def test_an_unfinished_line_comes_at_the_end():
     reader = LineReader()
     assert reader.feed(b"whole\nha") == [Line("whole")]

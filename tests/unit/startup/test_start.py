@@ -223,6 +223,31 @@ def test_the_drafters_bar_is_not_the_targets():
     assert current([start for start in pictures if start.phase is StartPhase.LOADING_DRAFTER][-1])[2] == "1 of 1 shards"
 
 
+@pytest.mark.parametrize(
+    "said",
+    [
+        ("0% Completed | 0/64", "15% Completed | 10/64", "0% Completed | 0/64"),  # a loader that tries another way
+        ("0% Completed | 0/64", "100% Completed | 64/64", "100% Completed | 64/64"),
+    ],
+)
+def test_a_bar_that_is_drawn_again_is_not_the_drafters(said):
+    setup = Composed(tensor=1, device="cpu", runner="V1", release="0.16.0")
+    lines = [line for stage in setup.stages()[:5] for said in stage.values() for line in said]
+    lines += [f"Loading fastsafetensors checkpoint shards: {bar} [00:10<00:10, 1.00it/s]" for bar in said]
+    assert starts(log_of(lines))[-1].phase is StartPhase.LOADING_TARGET
+
+
+def test_the_drafters_bar_waits_for_the_rank_that_still_loads_the_target():
+    setup = Composed(tensor=2)
+    *before, drafter, bar = setup.stages()[:8]
+    lines = [line for stage in before for said in stage.values() for line in said]
+    (first,), (second,) = drafter.values()
+    assert "Using Eagle3" in first
+    start = starts(log_of([*lines, first, *bar[""]]))[-1]
+    assert current(start)[:2] == ("loading target", 1.0)
+    assert starts(log_of([*lines, first, *bar[""], second]))[-1].phase is StartPhase.LOADING_DRAFTER
+
+
 def test_workers_are_counted_as_they_arrive():
     setup = Composed()
     arrivals = setup.stages()[2]
