@@ -127,10 +127,11 @@ def serving(
             "--api-keys-file", str(folder / "keys"), "--status-host", "127.0.0.1", "--status-port", str(status_port),
             *options, "--", "--config", str(folder / "serve.yaml"),
         ]  # fmt: skip
+        # In this program's process group, with which it ends; the engine has another and ends with its supervisor.
         with log.open("wb") as output:
             process = subprocess.Popen(
                 command, env=with_vllm(folder, environment or {}), cwd=folder,
-                stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
+                stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
             )  # fmt: skip
         supervisor = Supervisor(process, status_port, api_port, log, folder)
         try:
