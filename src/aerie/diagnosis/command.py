@@ -22,6 +22,7 @@ _CUT = (
 )
 _PEEKED = 4096  # bytes
 _COMPRESSED = {b"\x1f\x8b": "zcat", b"\x28\xb5\x2f\xfd": "zstdcat", b"\xfd7zXZ": "xzcat", b"BZh": "bzcat"}
+_DOCKERS_JSON = b'{"log":'
 _UTF16 = (b"\xff\xfe", b"\xfe\xff")
 
 
@@ -80,6 +81,8 @@ def _read_text(log: io.BufferedReader, name: str) -> Starts:
             raise LogError(f"{name} is compressed: {tool} {name} | aerie diagnose -")
     if first.startswith(_UTF16):
         raise LogError(f"{name} is UTF-16: iconv -f UTF-16 -t UTF-8 {name} | aerie diagnose -")
+    if first.startswith(_DOCKERS_JSON):
+        raise LogError(f"{name} is Docker's own file, with each line in JSON: jq -rj .log {name} | aerie diagnose -")
     if b"\0" in first:
         raise LogError(f"{name} is no text: a log is expected, such as the output of `docker compose logs`")
     return read(log)

@@ -127,6 +127,7 @@ def test_whoever_carried_the_log(diagnose, carried):
         (b"\x7fELF\0\0\0", "is no text"),
         (b"\x1f\x8b\x08", "is compressed: zcat "),
         ("x\n".encode("utf-16"), "is UTF-16: iconv "),
+        (b'{"log":"Traceback (most recent call last):\\n","stream":"stderr","time":"2026"}\n', "jq -rj .log "),
     ],
 )
 def test_what_is_no_log_is_refused_in_one_line(diagnose, log, problem):

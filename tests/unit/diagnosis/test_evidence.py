@@ -152,6 +152,10 @@ def test_an_exception_that_explains_itself_is_not_overruled():
     assert len(found.evidence) == 2
 
 
+def test_a_kill_for_memory_does_not_explain_an_error_of_cuda():
+    assert diagnosed(CUDA, parse_kernel(OOM)).kind is Kind.CRASH
+
+
 def test_an_illegal_access_with_its_xid_stays_a_crash():
     found = diagnosed(CUDA, parse_kernel(AT + "NVRM: Xid (PCI:0000:41:00): 31, pid=4242, name=x, MMU Fault"))
     assert found.kind is Kind.CRASH
