@@ -137,7 +137,8 @@ class EngineRun:
         at = time.time()
         seen = relevant(evidence.outside(self._oom_kills, at, self._cgroup), at)
         words = None if ending.status == 0 else ending.words
-        hangs = [Evidence("supervisor", at, text) for text in ending.evidence]
+        shown = (ending.words, *ending.evidence) if ending.kind is Kind.HUNG else ()
+        hangs = [Evidence("supervisor", at, text, kind=Kind.HUNG) for text in shown]
         return self.output.collector.diagnose(words, [*seen, *hangs, *further], ending.kind)
 
     def _command(self, given: list[str]) -> list[str]:
