@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from aerie import __version__
+from aerie import __version__, cli
+from aerie.startup import STALL_TIMEOUT
 
 
 def below(pid):
@@ -449,3 +450,19 @@ def test_a_state_that_cannot_be_written_does_not_end_the_service(serving):
     code, _, stderr = serving.end()
     assert code == 0
     assert stderr.count("cannot write") == 1
+
+
+def test_the_command_line_names_the_stall_timeout_and_the_exit_codes_as_they_are(capsys):
+    assert cli._parser().parse_args(["serve"]).stall_timeout == STALL_TIMEOUT
+    with pytest.raises(SystemExit):
+        cli.main(["serve", "--help"])
+    said = " ".join(capsys.readouterr().out.split())
+    for code, kind in ((2, "wrong"), (3, "out of memory"), (4, "hardware"), (5, "engine crash"), (6, "hung")):
+        assert f" {code} {kind}" in said
+
+
+@pytest.mark.parametrize("given", ["soon", "1.5", "-1"])
+def test_a_drain_timeout_is_whole_seconds(capsys, given):
+    with pytest.raises(SystemExit):
+        cli.main(["serve", f"--drain-timeout={given}"])
+    assert f"{given!r} is no whole number of seconds" in capsys.readouterr().err
