@@ -13,7 +13,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from aerie import __version__, cli
-from aerie.startup import STALL_TIMEOUT
+from aerie.startup.stall import STALL_TIMEOUT
 
 
 def below(pid):
