@@ -79,7 +79,7 @@ def _parser() -> argparse.ArgumentParser:
     serve.add_argument(
         "--stall-timeout",
         type=float,
-        default=900.0,
+        default=900.0,  # NCCL ends a hung collective itself after 600 s, and says which
         metavar="S",
         help=_default("seconds in which nothing moves, then a start is given up and tried again"),
     )
