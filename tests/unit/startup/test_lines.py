@@ -1,6 +1,7 @@
 """Logs from wherever people copy them, read into what each process said."""
 
 import sys
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 from aerie.startup import Line, LineReader, parse
 from aerie.startup.lines import LONGEST_LINE
 
+LOGS = Path(__file__).parents[2] / "fixtures" / "logs"
 ERROR = Line(
     '  File "core.py", line 7', "Worker_PP0_TP1", 7, level="ERROR", clock="11-29 13:34:58", source="core.py:1010"
 )
@@ -75,6 +77,14 @@ def test_a_line_is_read(written):
 @pytest.mark.parametrize("how", CARRIED)
 def test_what_carried_a_line_leaves_no_trace(how):
     assert {written: parse(CARRIED[how].format(written)) for written in SAID} == SAID
+
+
+@pytest.mark.parametrize("how", CARRIED)
+@pytest.mark.parametrize("name", ["vllm-0.17.1-healthy-then-engine-dead", "vllm-0.32.0-h200x2-healthy-tp2"])
+def test_a_whole_log_reads_the_same_however_it_was_carried(how, name):
+    log = (LOGS / f"{name}.log").read_bytes().decode()
+    carried = "\n".join(CARRIED[how].replace("{}", line) for line in log.split("\n"))
+    assert parse(carried) == parse(log)
 
 
 @pytest.mark.parametrize(
