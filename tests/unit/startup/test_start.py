@@ -10,7 +10,7 @@ from composed import BARS, Composed, new_reader
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aerie.startup import LineReader, Start, StartPhase, parse
+from aerie.startup import Activity, LineReader, Start, StartPhase, parse
 
 LOGS = Path(__file__).parents[2] / "fixtures" / "logs"
 PHASES = list(StartPhase)
@@ -204,6 +204,12 @@ def test_a_loader_without_a_bar_shows_no_fraction_of_its_own():
     assert {current(start)[1] for start in pictures if start.phase is StartPhase.LOADING_TARGET} == {None}
 
 
+@pytest.mark.parametrize("counted", ["0/0", "1/1.2.3", "./.", "1/?"])
+def test_what_is_drawn_like_a_bar_and_counts_nothing_is_none(counted):
+    bar = f"Loading safetensors checkpoint shards:   0% Completed | {counted} [00:00<?, ?it/s]"
+    assert current(starts(f"{bar}\n".encode())[-1]) == ("configuring", None, "")
+
+
 def test_what_the_slowest_rank_has_prefetched_is_shown():
     reader = new_reader()
     for rank, percent in enumerate((40, 20, 30)):
@@ -322,6 +328,9 @@ def test_a_start_ends_when_it_is_ready_and_stays_as_it_was():
     assert {phase.ended is None for phase in ended.phases if phase.began is not None} == {False}
     for line in parse("Loading model from scratch...\n"):
         reader.say(line, 10_000.0)
+    reader.observe(Activity(gpu_used_bytes=(7,)), 10_000.0)
+    reader.answered(10_000.0)
+    reader.ready(10_000.0)
     assert reader.view(20_000.0) == ended
 
 
