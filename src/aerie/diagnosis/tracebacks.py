@@ -61,7 +61,8 @@ class _Mode(Enum):
 _BEGIN = "Traceback (most recent call last):"
 _GROUP_BEGIN = "+ Exception Group " + _BEGIN
 _FRAME = re.compile(r'\s*File "([^"]{1,1000})", line (\d{1,9})(?:,? in (.{1,500}))?$')
-_EXCEPTION = re.compile(r"((?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*)(?:: |:?$)")
+# Neither a level (`INFO: `) nor the name of a program (`usage: `, `get_mempolicy: `), which stand between the lines.
+_EXCEPTION = re.compile(r"(?!(?:[A-Z]+|[a-z_]+):)(?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*(?:: |:?$)")
 # Without a traceback above it, only what is named like an exception is taken for one.
 _BARE = re.compile(r"(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|OutOfResources|Interrupt|NotFound)(?:: \S|$)")
 _CHAINED = re.compile(r"The above exception was the direct cause of|During handling of the above exception")
@@ -77,7 +78,6 @@ _NO_MESSAGE = re.compile(
     r"|\S+\.py:\d+: \w*Warning|sys:\d+: |\[rank\d+\]|[IWEF]\d{4} \d\d:|(?:INFO|WARNING|ERROR|DEBUG|CRITICAL)\b"
     r"|Loading |aerie: |!!!!|\*\*\* |Extension modules: |.{0,200} NCCL (?:WARN|INFO) |frame #\d"
 )
-_LEVELS = frozenset({"DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL", "FATAL"})
 
 
 class TraceReader:
@@ -179,8 +179,7 @@ class TraceReader:
             return None
         if text[0].isspace():
             return None
-        found = _EXCEPTION.match(text)
-        if found and found[1] not in _LEVELS:
+        if _EXCEPTION.match(text):
             return self._raise(text)
         self._lines.pop()
         self._read += 1  # another process spoke in between, unnamed

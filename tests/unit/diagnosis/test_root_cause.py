@@ -191,6 +191,14 @@ def test_what_a_process_logs_while_it_prints_a_traceback_does_not_break_it():
     assert root("\n".join(f"{line}\n{logged}" for line in mixed)).place.startswith("vllm/entrypoints/cli/main.py:120")
 
 
+@pytest.mark.parametrize(
+    "noise", ["get_mempolicy: Operation not permitted", "INFO:     127.0.0.1", "Triton is installed"]
+)
+def test_what_another_one_prints_in_between_is_not_taken_for_the_exception(noise):
+    lines = [*UNCAUGHT.splitlines(), "    struct.error: no"]
+    assert root("\n".join(f"{line}\n    {noise}" for line in lines)).text.startswith("struct.error: no")
+
+
 def test_a_message_of_several_lines_is_kept_to_its_end():
     text = (
         UNCAUGHT
