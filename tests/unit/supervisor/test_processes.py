@@ -139,6 +139,11 @@ def test_on_the_leash_nothing_is_blocked_or_ignored():
     assert (blocked, ignored & 0x7FFFFFFF) == (0, 0), "the C library itself ignores its own two, 32 and 33"
 
 
+def test_on_the_leash_nothing_of_ours_stays_open():
+    _, _, written = run_leashed("ls", "/proc/self/fd")
+    assert written.split() == [b"0", b"1", b"2", b"3"], "its own three, and the directory that it lists"
+
+
 def test_what_cannot_be_started_is_told():
     with pytest.raises(OSError, match="No such file or directory"):
         run_leashed("/no/such/program")
