@@ -37,7 +37,7 @@ def main(supervisor: int, report: int, command: list[str]) -> int:
     signal_when_parent_dies(_ORPHANED)
     if os.getppid() != supervisor:  # it died before we were listening
         return _KILLED_BY + signal.SIGKILL
-    os.set_inheritable(report, False)
+    os.set_inheritable(report, False)  # noqa: FBT003 - it has no keyword
     with open(report, "w", encoding="utf-8") as told:
         try:
             # What Python ignores for itself (SIGPIPE) and what is blocked here would be inherited.
