@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 REPOSITORY = Path(__file__).parents[3]
+PATIENCE = 240.0  # seconds
+PROGRESS = "26 of 64 shards, 41%, waiting for rank 3: 41.2 GB read"
 # In place of Docker: the real `aerie`, as if it ran in the container, asks the test's status port.
 DOCKER = """#!/bin/sh
 echo "$PWD $*" >>{directory}/calls
@@ -95,12 +99,18 @@ class Play:
         process = subprocess.Popen(
             [sys.executable, "-m", "ansible", "playbook", "-i", hosts, str(playbook)],
             cwd=self.directory, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            start_new_session=True,
         )  # fmt: skip
+        # Nothing that a test reads from it may wait for ever.
+        bound = threading.Timer(PATIENCE, os.killpg, (process.pid, signal.SIGKILL))
+        bound.start()
         with process:
             try:
                 yield process
             finally:
-                process.kill()
+                bound.cancel()
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
 
 
 @pytest.fixture
@@ -120,27 +130,26 @@ def displayed(output: str, host: str = "alpha") -> list[str]:
     return [line[2] for line in lines]
 
 
-def until(process: subprocess.Popen[str], text: str) -> float:
-    """Read until a line has `text`; return the time then."""
+def until(process: subprocess.Popen[str], text: str) -> tuple[float, str]:
+    """Read until a line has `text`; return the time then, and the line."""
     assert process.stdout
     for line in process.stdout:
         if text in line:
-            return time.monotonic()
+            return time.monotonic(), line
     pytest.fail(f"ended without {text!r}: {process.stderr and process.stderr.read()}")
 
 
 def test_each_change_is_shown_with_the_host_while_it_waits(play: Play, service: Any, state: Any) -> None:
     service(state())
     with play.play(play.task("kimi")) as process:
-        until(
-            process, "    alpha 0:00 loading target: 26 of 64 shards, 41%, waiting for rank 3: 41.2 GB read; start 33%"
-        )
+        _, line = until(process, "loading target")
+        assert displayed(line) == [f"loading target: {PROGRESS}; start 33%, about 9 min left"]
         # A container may go and come back.
         play.trouble.write_text("echo 'Error: Container 1f is restarting' >&2; exit 1")
         until(process, "the container does not answer: Error: Container 1f is restarting")
         service(state(start={"phase": "loading drafter", "waiting_for": None}), state(phase="ready"))
         play.trouble.unlink()
-        rest, _ = process.communicate(timeout=60)
+        rest, _ = process.communicate(timeout=PATIENCE)
     assert process.returncode == 0
     drafter, ready = displayed(rest)
     assert drafter.startswith("loading drafter; start 33%")
@@ -148,7 +157,7 @@ def test_each_change_is_shown_with_the_host_while_it_waits(play: Play, service: 
     result = play.results()[0]
     assert (result["changed"], result["failed"], result["ready"]) == (False, False, True)
     assert (result["verdict"], result["phase"], result["diagnosis"]) == ("ready", "ready", None)
-    assert 0 < result["seconds"] < 60
+    assert 0 < result["seconds"] < PATIENCE
     assert result["msg"] == ready
     first, *others = play.calls.read_text().splitlines()
     assert first == f"{play.project} compose exec -T vllm aerie wait --piece 10"
@@ -164,10 +173,10 @@ def test_a_crash_fails_within_seconds_with_the_diagnosis_as_message(
         time.sleep(1)
         began = time.monotonic()
         service(state(phase="failed", failures=1, reason="it died", diagnosis=diagnosis))
-        told = until(process, "    alpha 0:0") - began
-        output, _ = process.communicate(timeout=60)
+        told = until(process, "failed: it died")[0] - began
+        output, _ = process.communicate(timeout=PATIENCE)
     assert process.returncode == 2
-    assert told < 1.5
+    assert told < 3.0
     result = play.results()[0]
     assert result["msg"].startswith(f"failed: it died\n\n{diagnosis['text']}\n\n")
     assert f"docker compose --project-directory '{play.project}' logs vllm" in result["msg"]
@@ -196,7 +205,7 @@ def test_a_connection_that_drops_out_loses_nothing(
         service(state(failures=1, diagnosis=diagnosis))
         time.sleep(2)
         play.cut.unlink()
-        rest, _ = process.communicate(timeout=60)
+        rest, _ = process.communicate(timeout=PATIENCE)
     assert process.returncode == 2
     assert "out of reach" not in rest
     result = play.results()[0]
@@ -217,10 +226,10 @@ def test_many_hosts_wait_at_the_same_time(play: Play, service: Any, state: Any) 
             assert process.stdout
             line = process.stdout.readline()
             assert line, process.communicate()
-            seen |= {host for host in hosts if line.startswith(f"    {host} 0:0")}
+            seen |= {host for host in hosts if line.startswith(f"    {host} ")}
         for host in hosts:
             service(state(phase="held" if host == "beta" else "ready", reason="no key"), name=host)
-        output, _ = process.communicate(timeout=60)
+        output, _ = process.communicate(timeout=PATIENCE)
     assert process.returncode == 2
     assert "fatal: [beta]: FAILED!" in output
     ends = {host: displayed(output, host)[-1].partition(" after")[0] for host in hosts}
@@ -230,7 +239,7 @@ def test_many_hosts_wait_at_the_same_time(play: Play, service: Any, state: Any) 
 def test_nothing_is_added_to_output_for_programs(play: Play, service: Any, state: Any) -> None:
     service(state(), state(phase="ready"))
     with play.play(play.task("kimi"), ANSIBLE_STDOUT_CALLBACK="ansible.posix.json") as process:
-        output, _ = process.communicate(timeout=60)
+        output, _ = process.communicate(timeout=PATIENCE)
     wait, _save = json.loads(output)["plays"][0]["tasks"]
     assert wait["hosts"]["alpha"]["ready"] is True
 
@@ -281,7 +290,7 @@ def gallery(tmp_path_factory: pytest.TempPathFactory, shared_answers: dict[str, 
     }
     made = [play.task(name.replace(" ", "-"), **options) | {"ignore_errors": True} for name, options in tasks.items()]
     with play.play(*made) as process:
-        output, errors = process.communicate(timeout=240)
+        output, errors = process.communicate(timeout=PATIENCE)
     assert process.returncode == 0, output + errors
     return Gallery(dict(zip(tasks, play.results(), strict=True)), output, play.calls.read_text())
 
@@ -290,7 +299,7 @@ def test_a_held_service_fails_at_once(gallery: Gallery) -> None:
     result = gallery.results["held"]
     assert (result["failed"], result["verdict"], result["phase"]) == (True, "failed", "held")
     assert result["msg"].startswith("held: key file /k holds no key\n")
-    assert result["seconds"] < 5
+    assert result["seconds"] < 20
 
 
 def test_a_stall_fails_when_the_service_says_so(gallery: Gallery) -> None:
@@ -318,7 +327,7 @@ def test_a_state_in_another_schema_is_told_at_once(gallery: Gallery) -> None:
     result = gallery.results["old schema"]
     assert "schema 1 (aerie 0.0.9)" in result["msg"]
     assert (result["verdict"], result["phase"]) == ("nobody", None)
-    assert result["seconds"] < 5
+    assert result["seconds"] < 20
 
 
 def test_what_a_login_prints_is_no_answer(gallery: Gallery) -> None:
@@ -342,7 +351,7 @@ def test_what_cannot_become_a_service_is_told_at_once(gallery: Gallery, name: st
     result = gallery.results[name]
     assert said in result["msg"]
     assert (result["failed"], result["verdict"]) == (True, "nobody")
-    assert result["seconds"] < 5
+    assert result["seconds"] < 20
 
 
 @pytest.mark.parametrize(
@@ -352,7 +361,7 @@ def test_a_container_that_does_not_come_is_told_with_docker_s_words(gallery: Gal
     result = gallery.results[name]
     assert (result["failed"], result["verdict"], result["phase"]) == (True, "nobody", None)
     assert said in result["msg"]
-    assert result["seconds"] < 8
+    assert result["seconds"] < 30
     assert len([line for line in displayed(gallery.output) if said.removesuffix(", for ") in line]) == 1
 
 
