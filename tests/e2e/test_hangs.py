@@ -50,7 +50,7 @@ def test_a_stopped_process_is_found_named_and_mended(running: Service, pattern: 
     assert before["phase"] == "ready"
     victim = pid_of(running, pattern)
     caller = ask_in_vain(running) if busy else None
-    running.compose("exec", "-T", "vllm", "kill", "-STOP", victim)
+    running.compose("exec", "-T", "vllm", "sh", "-c", f"kill -STOP {victim}")
 
     stopped_at = time.monotonic()
     with running.client(key=False) as client:

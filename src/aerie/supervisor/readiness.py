@@ -40,8 +40,7 @@ _QUOTED = 200  # characters of a refusal that the reason quotes
 _COMPLETION = {"prompt": "Are you ready?", "max_tokens": 16, "temperature": 0, "ignore_eos": True}
 # One step, of as many tokens as cost no more than one does, and the same in every tokenizer. See `Judge.grace`.
 _SIGN_OF_LIFE = {"prompt": list(range(100, 164)), "max_tokens": 1, "temperature": 0}
-_PROMPT = aiohttp.ClientTimeout(total=_LATE)
-_PATIENT = aiohttp.ClientTimeout(total=None)  # a first completion may compile kernels for minutes; the judge counts
+_PATIENTLY = None  # a first completion may compile kernels for minutes; the judge counts
 
 
 class _NotReadyError(Exception):
@@ -58,7 +57,9 @@ async def watch(
     # A kept connection that the server just closed would look like a dead engine. An engine's certificate names the
     # host's public name, if anything, and we ask on the host itself.
     connector = aiohttp.TCPConnector(force_close=True, ssl=False)
-    async with aiohttp.ClientSession(arguments.url, connector=connector, timeout=_PROMPT) as session:
+    # Without aiohttp's own limits, which now and then swallow a cancellation that comes at their very moment.
+    unlimited = aiohttp.ClientTimeout(total=None)
+    async with aiohttp.ClientSession(arguments.url, connector=connector, timeout=unlimited) as session:
         watch = _Watch(_Api(session, arguments.served_name, keys_file), arguments.step_tokens, api_server, dispatch)
         try:
             return await watch.run()
@@ -221,7 +222,7 @@ class _Api:
     async def health_failure(self) -> str | None:
         """Return what is wrong with `/health`, None for nothing; raises TimeoutError where the answer is late."""
         try:
-            async with self._session.get("/health") as response:
+            async with asyncio.timeout(_LATE), self._session.get("/health") as response:
                 self.was_well |= response.status == HTTPStatus.OK
                 return None if response.status == HTTPStatus.OK else f"/health answered {response.status}"
         except TimeoutError:
@@ -233,11 +234,11 @@ class _Api:
 
     async def metrics(self) -> EngineMetrics:
         """Return the engine's own figures; raises TimeoutError and _NotReadyError."""
-        return read_metrics(await self._ask("GET", "/metrics"))
+        return read_metrics(await self._ask("GET", "/metrics", _LATE))
 
     async def check(self) -> _Checked:
         """Get one completion and return the counters after it; raises _NotReadyError with what was amiss."""
-        models = json.loads(await self._ask("GET", "/v1/models", patience=_PATIENT))["data"]
+        models = json.loads(await self._ask("GET", "/v1/models", _PATIENTLY))["data"]
         model = next((model for model in models if model["id"] == self._served_name), None)
         if model is None:
             names = ", ".join(model["id"] for model in models)
@@ -257,7 +258,7 @@ class _Api:
     async def _complete(self, request: dict[str, Any]) -> int:
         """Return the number of the prompt's tokens."""
         body = {"model": self._served_name, **request}
-        usage = json.loads(await self._ask("POST", "/v1/completions", patience=_PATIENT, body=body))["usage"]
+        usage = json.loads(await self._ask("POST", "/v1/completions", _PATIENTLY, body))["usage"]
         if not usage["completion_tokens"]:
             raise _NotReadyError("a completion came back without a token")
         return int(usage["prompt_tokens"])
@@ -276,12 +277,13 @@ class _Api:
         except (OSError, ValueError, IndexError) as error:
             raise _NotReadyError(f"no key to ask with in {self._keys_file}: {error}") from None
 
-    async def _ask(
-        self, method: str, path: str, patience: aiohttp.ClientTimeout = _PROMPT, body: dict[str, Any] | None = None
-    ) -> str:
+    async def _ask(self, method: str, path: str, limit: float | None, body: dict[str, Any] | None = None) -> str:
         headers = {"Authorization": f"Bearer {self._key()}"}
         try:
-            async with self._session.request(method, path, json=body, headers=headers, timeout=patience) as response:
+            async with (
+                asyncio.timeout(limit),
+                self._session.request(method, path, json=body, headers=headers) as response,
+            ):
                 text = await response.text()
         except TimeoutError:
             raise

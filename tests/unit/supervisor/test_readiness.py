@@ -31,13 +31,12 @@ FIGURES = (
 @pytest.fixture(autouse=True)
 def _hurry(monkeypatch):
     for name, seconds in {
-        "_FIRST_POLLS": 0.02, "_POLL": 0.02, "_SILENT": 0.4, "_LET_GO": 0.4, "_LOOK_AGAIN": 0.1, "_OBSERVE": 0.02,
-        "_COUNTED_WITHIN": 0.1,
+        "_FIRST_POLLS": 0.02, "_POLL": 0.02, "_LATE": 0.1, "_SILENT": 0.4, "_LET_GO": 0.4, "_LOOK_AGAIN": 0.1,
+        "_OBSERVE": 0.02, "_COUNTED_WITHIN": 0.1,
     }.items():  # fmt: skip
         monkeypatch.setattr(readiness, name, seconds)
     monkeypatch.setattr(liveness, "GRACE", 1.5)
     monkeypatch.setattr(liveness, "_ASK_AFTER", 0.2)
-    monkeypatch.setattr(readiness, "_PROMPT", readiness.aiohttp.ClientTimeout(total=0.1))
 
 
 class Endpoints:
@@ -97,7 +96,8 @@ async def watched(tmp_path, served_name="kimi", **answers):
     site = web.TCPSite(runner, "127.0.0.1", 0)
     await site.start()
     host, port = runner.addresses[0]
-    arguments = EngineArguments(f"http://{host}:{port}", port, "m", served_name, None, None)
+    endpoints.url = f"http://{host}:{port}"
+    arguments = EngineArguments(endpoints.url, port, "m", served_name, None, None)
     task = asyncio.create_task(readiness.watch(arguments, keys, os.getpid(), events.append))
     try:
         yield endpoints, events, task
@@ -344,5 +344,32 @@ def test_a_refused_sign_of_life_makes_it_unready_until_a_check_passes(tmp_path):
             endpoints.completion_status = 200
             await until(lambda: isinstance(events[-1], Served))
             assert not task.done()
+
+    run(scenario())
+
+
+def test_it_ends_when_it_is_told_to_whatever_it_waits_for(tmp_path):
+    """Told at the very moment at which an answer becomes late, among others."""
+
+    async def end(watch, moment):
+        await asyncio.sleep(0.3 + moment / 500)
+        watch.cancel()
+
+    async def scenario():
+        async with watched(tmp_path) as (endpoints, _, first):
+            arguments = EngineArguments(endpoints.url, 0, "m", "kimi", None, None)
+            events = []
+            others = [
+                asyncio.create_task(readiness.watch(arguments, tmp_path / "api-keys", os.getpid(), events.append))
+                for _ in range(40)
+            ]
+            await until(lambda: events.count(Answered()) >= len(others))
+            endpoints.late = True
+            watches = [first, *others]
+            await asyncio.gather(*(end(watch, moment) for moment, watch in enumerate(watches)))
+            _, going_on = await asyncio.wait(watches, timeout=2)
+            for watch in going_on:
+                watch.cancel()
+            assert not going_on
 
     run(scenario())
