@@ -73,7 +73,7 @@ class StopSignals:
 
 
 class EngineRun:
-    """One engine; `began` is when it was started."""
+    """One engine, and what its output, its health and its processes tell of it."""
 
     def __init__(
         self,
