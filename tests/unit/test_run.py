@@ -83,3 +83,10 @@ def test_a_second_run_stops_while_the_first_is_at_work(clone: Path) -> None:
     assert done.returncode == 1
     assert "another ./run is at work" in done.stderr
     assert run(clone, "clean").returncode == 0
+
+
+def test_a_log_is_looked_for_where_one_stands(tmp_path: Path) -> None:
+    (tmp_path / "crash.log").write_text("vllm: error: unrecognized arguments: --enable-turbo\n")
+    done = subprocess.run([SCRIPT, "diagnose", "crash.log"], cwd=tmp_path, text=True, capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "--enable-turbo" in done.stdout
