@@ -7,7 +7,7 @@ import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
-from service import PROJECT_DIR, Service, read_env
+from service import Service, deployed, read_env
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -16,18 +16,10 @@ if TYPE_CHECKING:
 @pytest.fixture(scope="session")
 def running() -> Service:
     """The service that `./run up` started."""
-    settings = PROJECT_DIR / ".env"
-    if not settings.exists():
-        pytest.fail(f"{settings} is missing: run `./run up` first")
-    env = read_env(settings)
-    return Service(
-        project=env.get("COMPOSE_PROJECT_NAME", "aerie"),
-        directory=PROJECT_DIR,
-        api=f"http://127.0.0.1:{env['AERIE_API_PORT']}",
-        status=f"http://127.0.0.1:{env['AERIE_STATUS_PORT']}",
-        key=(PROJECT_DIR / "secrets" / "api-keys").read_text().split()[0],
-        environment={},
-    )
+    try:
+        return deployed()
+    except FileNotFoundError as error:
+        pytest.fail(f"{error.filename} is missing: run `./run up` first", pytrace=False)
 
 
 @pytest.fixture(scope="session", autouse=True)

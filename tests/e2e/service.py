@@ -86,6 +86,19 @@ class Service:
         return httpx.get(f"{self.status}/ready", timeout=10, trust_env=False)
 
 
+def deployed() -> Service:
+    """The service that `./run up` started; FileNotFoundError where none is set up."""
+    env = read_env(PROJECT_DIR / ".env")
+    return Service(
+        project=env.get("COMPOSE_PROJECT_NAME", "aerie"),
+        directory=PROJECT_DIR,
+        api=f"http://127.0.0.1:{env['AERIE_API_PORT']}",
+        status=f"http://127.0.0.1:{env['AERIE_STATUS_PORT']}",
+        key=(PROJECT_DIR / "secrets" / "api-keys").read_text().split()[0],
+        environment={},
+    )
+
+
 @contextlib.contextmanager
 def engine(running: Service, folder: Path, overrides: dict[str, Any]) -> Iterator[Service]:
     """Run a second service of the same image and files, with its own ports and `overrides` in its configuration.

@@ -14,7 +14,7 @@ def overlay():
 
 @pytest.fixture(scope="session")
 def story_options(image, tmp_path_factory):
-    """Options of `docker run` for this release's starts: the tiny pair, serve.py, and a place that remembers models.
+    """Options of `docker run` for this release's starts: the tiny pair, programs, and a place that remembers models.
 
     vLLM looks at each model's class in a process of its own, and keeps what it saw; so only the first start does that.
     """
@@ -25,6 +25,7 @@ def story_options(image, tmp_path_factory):
     tiny = story_release.tiny_pair(image, folder)
     tiny.chmod(0o755)
     return [
-        "-v", f"{tiny}:{story_release.TINY}:ro", "-v", f"{story_release.STORY}/serve.py:/story/serve.py:ro",
-        "-v", f"{seen}:/var/cache/aerie/vllm",
+        "-v", f"{tiny}:{story_release.TINY}:ro", "-v", f"{seen}:/var/cache/aerie/vllm",
+        "-v", f"{story_release.STORY}/serve.py:/story/serve.py:ro",
+        "-v", f"{story_release.STORY}/supervise.py:/story/supervise.py:ro",
     ]  # fmt: skip

@@ -1,10 +1,14 @@
 """The story's three errors, in order, on its release: unpatched and with each further patch, vLLM 0.16.0 is started.
 
+Each error is the root cause that the supervisor tells at once, and that the gate fails with.
+
 The quick form: the release lies over the image's packages, so it is the real package that fails, but it gets no further
 than its first kernel. `story_whole.py` goes on to a completion.
 """
 
 from __future__ import annotations
+
+import json
 
 import pytest
 from story_release import ARGUMENTS, ERRORS, SERIES, SPECULATION, said
@@ -13,11 +17,19 @@ from trees import patches_of
 LAYERS = list(ERRORS)
 
 
+# What each layer's diagnosis is called.
+SIGNATURES = dict(
+    zip(LAYERS, ("eagle3-target-not-listed", "image-token-index-missing", "supports-eagle3-missing"), strict=True)
+)
+# Seconds; under 2 where nothing else runs.
+TOLD_WITHIN = 10.0
+
+
 @pytest.fixture
 def start(in_image, overlay, story_options, tmp_path):
-    def run(patches):
+    def run(patches, program="serve"):
         options = [*overlay.tree(patches, tmp_path), *story_options]
-        command = ["python", "/story/serve.py", *ARGUMENTS, *SPECULATION]
+        command = ["python", f"/story/{program}.py", *ARGUMENTS, *SPECULATION]
         return in_image(*command, options=options, check=False, timeout=600)
 
     return run
@@ -28,10 +40,22 @@ def test_the_series_begins_with_the_storys_layers():
 
 
 @pytest.mark.parametrize("layer", LAYERS)
-def test_with_the_layers_before_it_patched_each_says_its_own_error(layer, start):
-    done = start(LAYERS[: LAYERS.index(layer)])
-    assert done.returncode != 0
+def test_with_the_layers_before_it_patched_each_is_told_as_the_root_cause(layer, start):
+    done = start(LAYERS[: LAYERS.index(layer)], "supervise")
     assert said(done.stderr) == [ERRORS[layer]], done.stderr[-6000:]
+    told = json.loads(done.stdout.splitlines()[-1])
+    state, gate = told["state"], told["gate"]
+    assert state["phase"] == "held"
+    assert state["diagnosis"]["signature"] == SIGNATURES[layer]
+    assert state["diagnosis"]["root"]["process"].startswith(ERRORS[layer][0])
+    process, error = ERRORS[layer]
+    crashed = next(at for at, line in told["lines"] if line.startswith(f"({process}") and error in line)
+    printed = next(at for at, line in told["lines"] if line.startswith("DIAGNOSIS: "))
+    print(f"{layer}: diagnosis printed {printed - crashed:.2f} s, gate failed {gate['at'] - crashed:.2f} s after it")
+    assert printed - crashed < TOLD_WITHIN
+    assert gate["exit"] == 1, gate
+    assert state["diagnosis"]["title"] in gate["said"]
+    assert gate["at"] - crashed < TOLD_WITHIN
 
 
 def test_with_the_series_it_gets_past_all_three(start):
