@@ -36,10 +36,8 @@ def write_report(state_dir: Path, diagnosis: Diagnosis, last_output: bytes, at: 
     return report
 
 
-def reason(how: str, diagnosis: Diagnosis | None, *, served: bool) -> str:
+def reason(how: str, diagnosis: Diagnosis, *, served: bool) -> str:
     """Return in one line how an engine ended, and why."""
-    if diagnosis is None:
-        return how
     # A root cause that is not known says more than that it is not; but see `shown`.
     said = diagnosis.root.text.partition("\n")[0] if diagnosis.root and not diagnosis.known and not served else ""
     return f"{how}: {said or diagnosis.title}"
@@ -68,10 +66,8 @@ def _type(raised: str) -> str:
     return name if name.replace(".", "").replace("_", "").isalnum() else ""
 
 
-def exit_code(diagnosis: Diagnosis | None, status: int | None) -> int:
+def exit_code(diagnosis: Diagnosis, status: int | None) -> int:
     """Return the exit code of `aerie serve --once` after an engine's end; `status` is that of its first process."""
-    if diagnosis is None:
-        return 0
     if diagnosis.kind is Kind.KILLED:
         return _KILLED_BY + (-status if status is not None and status < 0 else signal.SIGKILL)
     return USAGE_ERROR if status == USAGE_ERROR else _CODES[diagnosis.kind]

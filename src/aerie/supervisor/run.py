@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from aerie import patches
 from aerie.auth import KEYS_FILE_VARIABLE, ApiKeyMiddleware
@@ -132,14 +132,14 @@ class EngineRun:
         self.output.end()
         self._progress()
 
-    def diagnose(self, ending: Ending, further: Sequence[Evidence] = ()) -> Diagnosis | None:
-        """Say why it ended; None where it ended as it should."""
+    def diagnose(self, ending: Ending, further: Sequence[Evidence] = ()) -> Diagnosis:
+        """Say why it ended: unasked, so it failed. Status 0 tells nothing; vLLM 0.32.0 has it when its core was killed."""
         at = time.time()
         seen = relevant(evidence.outside(self._oom_kills, at, self._cgroup), at)
-        words = None if ending.status == 0 else ending.words
         shown = (ending.words, *ending.evidence) if ending.kind is Kind.HUNG else ()
         hangs = [Evidence("supervisor", at, text, kind=Kind.HUNG) for text in shown]
-        return self.output.collector.diagnose(words, [*seen, *hangs, *further], ending.kind)
+        found = self.output.collector.diagnose(ending.words, [*seen, *hangs, *further], ending.kind)
+        return cast("Diagnosis", found)  # it is None only where no words are given
 
     def _command(self, given: list[str]) -> list[str]:
         middleware = f"{ApiKeyMiddleware.__module__}.{ApiKeyMiddleware.__qualname__}"

@@ -198,11 +198,8 @@ class _Service:
             raise arguments.ConfigurationError(f"{both}: change --port or --status-port")
         return engine
 
-    def _tell(self, run: EngineRun, diagnosis: Diagnosis | None, event: Callable[[crash.Shown | None], Event]) -> None:
+    def _tell(self, run: EngineRun, diagnosis: Diagnosis, event: Callable[[crash.Shown], Event]) -> None:
         """Keep the diagnosis, show it, and print it as the last thing for now."""
-        if diagnosis is None:
-            self._dispatch(event(None))
-            return
         at, report = _now(), None
         try:
             report = crash.write_report(self._options.state_dir, diagnosis, run.output.tail, at)

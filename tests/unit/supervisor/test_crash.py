@@ -53,7 +53,6 @@ def test_a_reason_is_one_line_and_quotes_no_request(diagnosis):
     assert reason(how, diagnosis, served=False) == f"{how}: ValueError: cannot answer 'a private question'"
     assert reason(how, diagnosis, served=True) == f"{how}: {diagnosis.title}"
     assert reason(how, replace(diagnosis, known=True), served=False) == f"{how}: {diagnosis.title}"
-    assert reason(how, None, served=False) == how
 
 
 @pytest.mark.parametrize(
@@ -74,7 +73,3 @@ def test_a_reason_is_one_line_and_quotes_no_request(diagnosis):
 )
 def test_the_exit_code_tells_the_kind(diagnosis, kind, status, code):
     assert exit_code(replace(diagnosis, kind=kind), status) == code
-
-
-def test_an_engine_that_ended_as_it_should_leaves_zero():
-    assert exit_code(None, 0) == 0

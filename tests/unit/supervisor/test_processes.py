@@ -111,16 +111,19 @@ def test_what_fails_off_the_loop_fails_where_it_is_awaited():
         asyncio.run(off_loop(fail))
 
 
-def run_leashed(*command):
-    """Run a command on the leash; return its pid or None, its status, and what it wrote."""
+def run_leashed(*command, beside=None):
+    """Run a command on the leash, and a coroutine beside it; return its pid, its status, and what it wrote."""
 
     async def run():
         reaper, written = Reaper(), []
+        task = asyncio.create_task(beside(written)) if beside else None
         engine = await Engine.start(
             command, dict(os.environ) | {"PYTHONPATH": os.pathsep.join(sys.path)}, reaper, written.append
         )
         status = await asyncio.wait_for(engine.ended, 20)
         await engine.output_copied(5)
+        if task:
+            await task
         return engine.pid, status, b"".join(written)
 
     return asyncio.run(run())
@@ -142,6 +145,25 @@ def test_on_the_leash_nothing_is_blocked_or_ignored():
 def test_on_the_leash_nothing_of_ours_stays_open():
     _, _, written = run_leashed("ls", "/proc/self/fd")
     assert written.split() == [b"0", b"1", b"2", b"3"], "its own three, and the directory that it lists"
+
+
+def test_a_flood_of_output_leaves_the_loop_to_others(monkeypatch):
+    gaps, size = [], 3_000_000
+    show = Engine._show
+
+    def slowly(engine, chunk):
+        time.sleep(0.02)
+        show(engine, chunk)
+
+    async def look(written):
+        while sum(map(len, written)) < size:
+            before = time.monotonic()
+            await asyncio.sleep(0)
+            gaps.append(time.monotonic() - before)
+
+    monkeypatch.setattr(Engine, "_show", slowly)
+    run_leashed("head", "-c", str(size), "/dev/zero", beside=look)
+    assert max(gaps) < 0.3, "no more than one piece is read at a time"
 
 
 def test_what_cannot_be_started_is_told():
