@@ -133,7 +133,7 @@ class EngineRun:
         self._progress()
 
     def diagnose(self, ending: Ending, further: Sequence[Evidence] = ()) -> Diagnosis:
-        """Say why it ended: unasked, so it failed. Status 0 tells nothing; vLLM 0.32.0 has it when its core was killed."""
+        """Say why it ended: unasked, so it failed. vLLM 0.32.0 ends with status 0, too, when its core was killed."""
         at = time.time()
         seen = relevant(evidence.outside(self._oom_kills, at, self._cgroup), at)
         shown = (ending.words, *ending.evidence) if ending.kind is Kind.HUNG else ()
