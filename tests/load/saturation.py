@@ -43,7 +43,7 @@ class Seen:
     prompt_tokens: int = 0
     answer_tokens: int = 0
     states: list[dict[str, Any]] = field(default_factory=list)
-    late: int = 0
+    unanswered: int = 0
 
     def serving(self, name: str) -> list[float]:
         return [state["serving"][name] for state in self.states if state["serving"]]
@@ -103,8 +103,8 @@ async def look(client: httpx.AsyncClient, ends: float, seen: Seen) -> None:
     while time.monotonic() < ends:
         try:
             seen.states.append((await client.get("/status")).raise_for_status().json())
-        except httpx.TimeoutException:
-            seen.late += 1
+        except httpx.HTTPError:
+            seen.unanswered += 1
         await asyncio.sleep(LOOK_EVERY)
 
 
@@ -118,7 +118,12 @@ async def saturate(given: argparse.Namespace) -> tuple[dict[str, Any], Seen, dic
         httpx.AsyncClient(base_url=given.api, headers=headers, timeout=patience, limits=limits, trust_env=False) as api,
         httpx.AsyncClient(base_url=given.status, timeout=10, trust_env=False) as status,
     ):
-        before = (await status.get("/status")).json()
+        try:
+            before = (await status.get("/status")).json()
+        except httpx.HTTPError as error:
+            sys.exit(
+                f"no service answers at {given.status} ({error}): run `./run up`, or give --api, --status and --keys"
+            )
         if before["phase"] != "ready":
             sys.exit(f"the service is {before['phase']}, not ready: {before['reason']}")
         model = (await api.get("/v1/models")).raise_for_status().json()["data"][0]
@@ -152,6 +157,7 @@ def checks(before: dict[str, Any], seen: Seen, after: dict[str, Any]) -> list[tu
         unchanged("hangs declared", "hangs"),
         unchanged("failures", "failures"),
         (after["phase"] == "ready", f"the phase at the end is {after['phase']} ({dict(phases)} in all)"),
+        (seen.unanswered == 0, f"looks at /status without an answer: {seen.unanswered}"),
         (not failed, f"requests that failed: {failed or 'none'}"),
         (seen.outcomes["answered"] > 0, f"requests answered: {seen.outcomes['answered']}"),
         (saturated > 0.8, f"requests waited for a place in {saturated:.0%} of {len(waiting)} looks: saturated"),
@@ -169,7 +175,7 @@ def main() -> int:
     print(f"{seen.prompt_tokens} prompt tokens, {seen.answer_tokens} answer tokens; seconds to an answer: "
           f"median {tenths[4]:.1f}, nine of ten below {tenths[8]:.1f}")  # fmt: skip
     print(f"running {max(running, default=0):.0f} and waiting {max(waiting, default=0):.0f} at most; "
-          f"KV cache {max(seen.serving('kv_cache_usage'), default=0):.0%} at most; {seen.late} late looks")  # fmt: skip
+          f"KV cache {max(seen.serving('kv_cache_usage'), default=0):.0%} at most")  # fmt: skip
     results = checks(before, seen, after)
     for good, what in results:
         print(f"{'passed' if good else 'FAILED'}  {what}")
