@@ -60,7 +60,7 @@ def test_a_stopped_process_is_found_named_and_mended(running: Service, pattern: 
         time.sleep(0.5)
     print(f"found after {time.monotonic() - stopped_at:.0f} s: {now['reason']}")
     assert running.ready().status_code == httpx.codes.SERVICE_UNAVAILABLE
-    assert now["diagnosis"]["kind"] == "hung"
+    assert now["diagnosis"]["signature"] == "engine-hangs-process-stopped"
     assert "is stopped (state T)" in now["reason"]
 
     waited = running.compose("exec", "-T", "vllm", "aerie", "wait", check=False)
