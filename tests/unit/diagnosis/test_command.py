@@ -89,10 +89,21 @@ def test_a_usage_error_after_a_crash_is_the_last_start(diagnose):
     assert "1 earlier start in this log failed too" in said
 
 
+def test_a_log_that_begins_in_a_start_has_that_start(diagnose):
+    said = diagnose(crash("KeyError: 1") + BEGIN + crash(PORT))[1].out
+    assert "1 earlier start in this log failed too" in said
+
+
 def test_a_failure_that_a_good_start_followed_is_told_as_such(diagnose):
     code, said = diagnose(BEGIN + crash(PORT) + BEGIN + LIFE)
     assert code == KNOWN
     assert "The start after this one has not failed" in said.out
+    assert "failed too" not in said.out
+    assert "1 earlier start in this log failed too" in diagnose(2 * (BEGIN + crash(PORT)) + BEGIN + LIFE)[1].out
+
+
+def test_a_crash_after_a_start_that_was_stopped_is_told(diagnose):
+    assert diagnose(BEGIN + LIFE + STOP + BEGIN + crash(PORT))[0] == KNOWN
 
 
 def test_json_has_the_same(diagnose):
@@ -191,6 +202,18 @@ def test_a_crash_in_the_middle_of_a_large_log_is_found(diagnose, nothing_whole):
     assert "1 earlier start in this log failed too" in said.out
 
 
+IDLE = "(EngineCore pid=7) INFO 11-29 13:00:01 [core.py:1] still here\n" * (reading._BLOCK // 60)
+
+
+def test_of_a_log_that_is_not_large_every_line_is_read(diagnose):
+    assert diagnose(PORT + "\n" + IDLE * (reading._LAST_BLOCKS + 5))[0] == KNOWN
+
+
+def test_the_end_of_a_large_log_is_read_line_by_line(diagnose, nothing_whole):
+    assert diagnose(IDLE * 5 + PORT + "\n" + IDLE * 2)[0] == KNOWN
+    assert diagnose(PORT + "\n" + IDLE * (reading._LAST_BLOCKS + 5))[0] == NO_FAILURE  # nothing marks it as telling
+
+
 def test_the_header_above_a_block_is_read_with_it(diagnose, nothing_whole):
     header = "--- Logging error ---\n"  # ends just before a block does, so that the traceback stands in the next one
     printed = 'Traceback (most recent call last):\n  File "/vllm/a.py", line 1, in emit\nValueError: y\n'
@@ -198,9 +221,18 @@ def test_the_header_above_a_block_is_read_with_it(diagnose, nothing_whole):
     assert diagnose(quiet[:-1] + "\n" + header + printed)[0] == NO_FAILURE
 
 
+def test_a_traceback_that_goes_on_in_the_next_block_is_read(diagnose, nothing_whole):
+    head, tail = crash(PORT).split("\n", 1)
+    quiet = (IDLE * 2)[: reading._BLOCK - len(head) - 10]
+    log = quiet[: quiet.rindex("\n")] + "\n" + head + "\n" + tail + IDLE * (reading._LAST_BLOCKS + 5)
+    assert diagnose(log)[0] == KNOWN
+
+
 def test_what_a_living_engine_caught_is_no_failure_of_a_large_log(diagnose, nothing_whole):
     printed = 'Traceback (most recent call last):\n  File "/vllm/a.py", line 1, in probe\nOSError: no such device\n'
-    assert diagnose(large(printed))[0] == NO_FAILURE
+    end = IDLE * (reading._LAST_BLOCKS + 5)
+    assert diagnose(IDLE * 5 + printed + IDLE * 5 + QUIET + end)[0] == NO_FAILURE
+    assert diagnose(IDLE * 5 + printed + IDLE * 5 + end)[0] == UNKNOWN
 
 
 def test_of_a_large_quiet_log_little_is_read_line_by_line(diagnose, nothing_whole, monkeypatch):

@@ -95,9 +95,10 @@ def test_whatever_a_log_holds_the_text_stays_plain_and_narrow(word):
     assert all(line.isprintable() for line in lines)
 
 
-def test_a_long_message_is_cut():
-    message = "".join(f"line {number}\n" for number in range(40))
-    assert diagnosed(PORT.rstrip() + "\n" + message).text().count("  > ") == 13
+@pytest.mark.parametrize("message", ["".join(f"\nline {number}" for number in range(40)), " word" * 500])
+def test_a_long_message_is_cut(message):
+    quoted = [line for line in diagnosed(PORT.rstrip() + message + "\n").text().splitlines() if line.startswith("  > ")]
+    assert 12 <= len(quoted) <= 13
 
 
 def test_pydantics_own_noise_is_left_out_of_the_text_and_not_of_the_data():
