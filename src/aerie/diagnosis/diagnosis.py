@@ -20,6 +20,7 @@ _CHAIN_LINES = 3  # of each exception that followed from the root cause
 _PYDANTIC_DETAIL = re.compile(r" ?\[type=\w+, input_value=.*?, input_type=\w+\]$", re.MULTILINE)
 _GPU_WORDS = re.compile(r"CUDA|cuda|NCCL|nccl|cuBLAS|CUBLAS|NVML|Watchdog|device-side|Triton Error")
 _ARGUMENTS = re.compile(r"[\w ./-]{1,80}: error: |.*ValidationError: \d+ validation error")
+_EXIT_CODE = re.compile(r"exit code:? -?\d")
 _KILLED = re.compile(r"exit code: -9\b|died with exit code -9\b|\bKilled\b|SIGKILL")
 
 
@@ -82,8 +83,8 @@ def conclude(root: RootCause | None, end: End, known: Sequence[Signature], seen:
     explaining = tuple(one for one in end.evidence if one.kind and _explains(one, root, end))
     told = tuple(map(str, end.evidence))
     signature = _match(known, root, frozenset(seen), explaining)
-    if signature and signature.kind is Kind.CRASH and end.kind is Kind.KILLED and end.silent:
-        signature = None  # what the others said of a process that was seen to die
+    if signature and signature.kind is Kind.CRASH and end.kind is Kind.KILLED and end.silent and not _says_how(root):
+        signature = None  # only what the others noticed of a process that was seen to die
     if signature:
         return Diagnosis(
             signature=signature.id,
@@ -131,6 +132,11 @@ def _match(
 
 def _was_in(signature: Signature, root: RootCause | None) -> bool:
     return signature.frame is None or any(signature.frame.search(frame) for frame in (root.frames if root else ()))
+
+
+def _says_how(root: RootCause | None) -> bool:
+    """Tell whether a line about another process has its exit code, which is a signal's where it is negative."""
+    return root is not None and _EXIT_CODE.search(root.text) is not None
 
 
 def _kind(root: RootCause | None, end: End, explaining: Sequence[Evidence]) -> Kind:
