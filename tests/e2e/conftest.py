@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from service import Service, deployed, read_env
+from ssh import SSHD, Server
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,3 +31,14 @@ def no_second_engine_left(running: Service) -> Iterator[None]:
     environment = {**os.environ, **settings, "COMPOSE_PROJECT_NAME": "aerie-e2e"}
     subprocess.run(["docker", "compose", "-p", "aerie-e2e", "down", "--volumes"],
                    cwd=running.directory, env=environment, capture_output=True, check=False)  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """An SSH server of our own, for root on loopback."""
+    if not (SSHD / "usr/sbin/sshd").exists():
+        pytest.fail(f"{SSHD} is missing: `./run test-e2e` unpacks it there")
+    made = Server(tmp_path_factory.mktemp("ssh"))
+    made.start()
+    yield made
+    made.stop()
