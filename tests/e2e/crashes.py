@@ -144,7 +144,7 @@ class Crashes:
         place = places()[-1]
         return log[place][0], [text for _, text in log[place:]]
 
-    def _says(self, words: str, seconds: float = 90) -> float:
+    def _says(self, words: str, seconds: float = 240) -> float:
         """Wait until the engine says it, and return when it did."""
         began = time.time() - 5
         found: list[float] = []
@@ -169,7 +169,7 @@ class Crashes:
             done[:] = self._service.compose("exec", "-T", "vllm", "sh", "-c", script, check=False).stdout.split()
             return bool(done)
 
-        _until(killed, 90, f"no process matches {pattern}")
+        _until(killed, 240, f"no process matches {pattern}")
         return float(done[0])
 
 
@@ -201,7 +201,7 @@ def _killed_by_the_kernel() -> float:
         return int(counters["oom_kill"])
 
     before = kills()
-    _until(lambda: kills() > before, 120, "the kernel killed nothing", pause=0.02)
+    _until(lambda: kills() > before, 240, "the kernel killed nothing", pause=0.02)
     return time.time()
 
 
