@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import time
 from contextlib import asynccontextmanager
 
 import pytest
@@ -314,6 +315,24 @@ def test_an_engine_that_makes_no_step_hangs_whenever_that_begins(tmp_path, monke
             assert "VLLM::Worker_TP1 (pid 77) is stopped (state T)" in hung.reason
             assert events[-1] == Refused(hung.reason)
             assert any("vllm:iteration_tokens_total_count stands at" in line for line in hung.evidence)
+
+    run(scenario())
+
+
+def test_the_grace_follows_the_pace_that_the_engine_has_shown(tmp_path, monkeypatch):
+    def spinning(_):
+        return Activity((ProcessActivity(77, "VLLM::Worker_TP1", "R", 0, 9, 2**30, time.monotonic()),))
+
+    monkeypatch.setattr(readiness, "sample", spinning)
+
+    async def scenario():
+        models = {"data": [{"id": "kimi", "max_model_len": 128}]}  # two prompts of our own sign of life
+        async with watched(tmp_path, running=1, completion_takes=0.4, models=models) as (_, events, task):
+            await until(lambda: any(isinstance(event, Served) for event in events))
+            ready_at = time.monotonic()
+            await until(task.done)
+            assert isinstance(task.result(), Hung)
+            assert time.monotonic() - ready_at > 1.5 + 2 * 2 * 0.4 - 0.2
 
     run(scenario())
 
