@@ -89,6 +89,7 @@ class Engine:
         with open(answer, encoding="utf-8") as answers:  # noqa: ASYNC230, PTH123 - a descriptor, read in a thread
             said = (await off_loop(answers.readline)).strip()
         if not said.isdecimal():
+            await engine.ended
             raise OSError(said or "the process before it ended")
         engine.pid = int(said)
         return engine

@@ -50,6 +50,7 @@ def engine(tmp_path, monkeypatch):
                 signals.stop.set()
             ending = await asyncio.wait_for(running, 30)
             await one.ended()
+            await asyncio.wait_for(one._process.ended, 10)
             return one, ending
 
         monkeypatch.setattr(readiness, "watch", watch)
