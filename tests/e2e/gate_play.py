@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+import signal
 import subprocess
 import sys
 import threading
@@ -56,7 +58,7 @@ class Play:
         }
         self.process = subprocess.Popen(
             [sys.executable, "-m", "ansible", "playbook", "-i", str(inventory), *args, str(playbook)],
-            env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
         )  # fmt: skip
         self.lines: list[tuple[float, str]] = []
         self._reader = threading.Thread(target=self._read, daemon=True)
@@ -92,7 +94,9 @@ class Play:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.process.kill()
+        # With its workers, which would go on waiting.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
         self._reader.join(10)
         if self.process.stdout:
