@@ -104,7 +104,7 @@ class ActionModule(ActionBase):
             "phase": status.get("phase"),
             "seconds": outcome["seconds"],
             "diagnosis": None if ready else _without_text(status.get("diagnosis")),
-            "msg": outcome["message"] if ready else f"{outcome['message']}\n\n{hint}",
+            "msg": outcome["message"] if ready else _as_block(f"{outcome['message']}\n\n{hint}"),
         }
 
     def _wait(self, directory: str, absent_timeout: float, unreachable_timeout: float) -> dict[str, Any]:
@@ -168,6 +168,12 @@ class ActionModule(ActionBase):
         minutes, seconds = divmod(int(self._elapsed()), 60)
         line = " ".join(f"    {self._host} {minutes}:{seconds:02d} {text}".splitlines())
         self._display.display(line[:LONGEST_LINE])
+
+
+def _as_block(text: str) -> str:
+    """Return `text` without what keeps YAML, as Ansible prints a result, from writing it as lines: one with escapes."""
+    lines = (line.expandtabs().rstrip() for line in text.splitlines())
+    return "\n".join("".join(each if each.isprintable() else "?" for each in line) for line in lines)
 
 
 def _without_text(diagnosis: dict[str, Any] | None) -> dict[str, Any] | None:

@@ -172,13 +172,15 @@ def test_a_crash_fails_within_seconds_with_the_diagnosis_as_message(
         until(process, "loading target")
         time.sleep(1)
         began = time.monotonic()
-        service(state(phase="failed", failures=1, reason="it died", diagnosis=diagnosis))
+        # What a log may hold, and YAML would not write as lines.
+        awkward = diagnosis | {"text": f"{diagnosis['text']}\n\tat x.cu:3 \x07"}
+        service(state(phase="failed", failures=1, reason="it died", diagnosis=awkward))
         told = until(process, "failed: it died")[0] - began
         output, _ = process.communicate(timeout=PATIENCE)
     assert process.returncode == 2
     assert told < 3.0
     result = play.results()[0]
-    assert result["msg"].startswith(f"failed: it died\n\n{diagnosis['text']}\n\n")
+    assert result["msg"].startswith(f"failed: it died\n\n{diagnosis['text']}\n        at x.cu:3 ?\n\n")
     assert f"docker compose --project-directory '{play.project}' logs vllm" in result["msg"]
     assert (result["ready"], result["verdict"], result["phase"]) == (False, "failed", "failed")
     assert result["diagnosis"]["signature"] == diagnosis["signature"]
