@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import IO, TypeVar
+from typing import IO, Any, TypeVar
 
 from aerie.supervisor import leash
 from aerie.supervisor.tree import Survivor, Vital, descendants, kill, survivor, vital_below
@@ -152,6 +152,11 @@ def _write_all(descriptor: int, data: bytes) -> bool:
         except OSError:
             return False
     return True
+
+
+async def first(*awaited: asyncio.Future[Any], timeout: float | None = None) -> None:  # noqa: ASYNC109 - passed on
+    """Return when any of them is done, or after `timeout` seconds."""
+    await asyncio.wait(awaited, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
 
 
 async def off_loop(function: Callable[..., _Result], *arguments: object) -> _Result:

@@ -19,7 +19,7 @@ from aerie.supervisor import arguments, evidence, readiness, sampling
 from aerie.supervisor.json_file import JsonFile
 from aerie.supervisor.liveness import Dead, Hung
 from aerie.supervisor.output import Output
-from aerie.supervisor.processes import Engine, Reaper, kill_below, off_loop, vital_death
+from aerie.supervisor.processes import Engine, Reaper, first, kill_below, off_loop, vital_death
 from aerie.supervisor.state import Answered, Event, Exit, Progressed, Refused, Served, Started
 from aerie.supervisor.tree import Vital
 
@@ -108,7 +108,7 @@ class EngineRun:
         async with asyncio.TaskGroup() as tasks:
             watchers = [tasks.create_task(watcher) for watcher in self._watchers(process.pid)]
             stop, kill = (tasks.create_task(event.wait()) for event in (signals.stop, signals.kill))
-            await _first(process.ended, stop, *watchers)
+            await first(process.ended, stop, *watchers)
             if stop.done():
                 ending = await self._stopped(process, kill)
             elif process.ended.done():
@@ -203,7 +203,7 @@ class EngineRun:
     async def _stopped(self, process: Engine, kill: asyncio.Task[Any]) -> Ending:
         process.terminate()
         limit = self._drain_timeout + _TEARDOWN if self._listening else _LOADING_GRACE
-        await _first(process.ended, kill, timeout=limit)
+        await first(process.ended, kill, timeout=limit)
         status = process.ended.result() if process.ended.done() else None
         return Ending("a stop was asked for", status, asked=True)
 
@@ -225,7 +225,3 @@ def _ending(seen: _Seen) -> Ending:
             return Ending(f"{seen.title} (pid {seen.pid}) died", None, Kind.KILLED)
         case _:
             return Ending(seen, None)
-
-
-async def _first(*awaited: asyncio.Future[Any], timeout: float | None = None) -> None:  # noqa: ASYNC109 - passed on
-    await asyncio.wait(awaited, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)

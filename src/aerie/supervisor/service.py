@@ -20,7 +20,7 @@ from aerie.status import serve_status
 from aerie.supervisor import arguments, crash, gpus
 from aerie.supervisor.json_file import JsonFile
 from aerie.supervisor.prctl import adopt_orphans
-from aerie.supervisor.processes import Reaper, off_loop
+from aerie.supervisor.processes import Reaper, first, off_loop
 from aerie.supervisor.release import held_back
 from aerie.supervisor.run import EngineRun, StopSignals
 from aerie.supervisor.state import (
@@ -148,7 +148,7 @@ class _Service:
         self._retry.clear()
         events = [asyncio.create_task(event.wait()) for event in (self._signals.stop, self._retry)]
         pause = (self._state.next_start - _now()).total_seconds() if self._state.next_start else 0.0
-        await _first(*events, timeout=None if self._state.phase is Phase.HELD else max(0.0, pause))
+        await first(*events, timeout=None if self._state.phase is Phase.HELD else max(0.0, pause))
         for event in events:
             event.cancel()
         return not self._signals.stop.is_set()
@@ -214,9 +214,9 @@ class _Service:
         """Wait until nothing is left of the engine, not long where a stop was asked for; return what does not go."""
         release = asyncio.create_task(held_back(self._gpu_baseline))
         stop = asyncio.create_task(self._signals.stop.wait())
-        await _first(release, stop)
+        await first(release, stop)
         if stop.done():
-            await _first(release, timeout=_STOPS_ANYWAY)
+            await first(release, timeout=_STOPS_ANYWAY)
         stop.cancel()
         if release.done():
             return release.result()
@@ -236,10 +236,6 @@ class _Service:
 def _stuck(left: list[Evidence]) -> str:
     told = "; ".join(evidence.text for evidence in left)
     return f"an engine before has not gone, and none starts beside it: {told}; see the kernel's log, reset or reboot"
-
-
-async def _first(*awaited: asyncio.Future[Any], timeout: float | None = None) -> None:  # noqa: ASYNC109 - passed on
-    await asyncio.wait(awaited, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
 
 
 def _now() -> datetime:
