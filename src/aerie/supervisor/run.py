@@ -34,9 +34,9 @@ _DEADLINES = {
 # Seconds.
 _TEARDOWN = 10  # that an engine gets after it has drained, to end by itself
 _LOADING_GRACE = 5.0  # that an engine gets which has nothing to drain
-_KILLED_WITHIN = 0.5  # that the diagnosis waits for what was killed
+_KILLED_WITHIN = 0.2  # that the diagnosis waits for what was killed, and can say nothing more
 _LAST_OUTPUT = 5.0  # that a stuck reader of our stdout may delay what follows an engine's end
-_LAST_OUTPUT_OF_SURVIVORS = 0.2  # who still hold the pipe
+_LAST_OUTPUT_OF_SURVIVORS = 0.1  # who still hold the pipe
 _SAMPLED_EVERY = 1.0
 
 _FATAL = "vllm serve reported a fatal error"

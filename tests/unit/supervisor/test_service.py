@@ -80,7 +80,7 @@ def test_a_killed_engine_is_told_at_once_and_started_again_when_nothing_of_it_is
             "phase": "failed",
             "reason": failed["reason"],
         }
-        assert service.core_is_gone()
+        service.until(service.core_is_gone, "all of it to be gone", limit=5)
         again = service.until_phase("ready", limit=25)
         assert (again["engine"]["starts"], again["failures"]) == (2, 1)
         assert again["engine"]["pid"] != first
