@@ -145,6 +145,13 @@ def test_a_process_that_was_seen_to_die_and_said_nothing_was_killed():
     assert diagnosed(ECHO).signature == "only-an-echo", "of a log alone nobody knows"
 
 
+def test_the_exit_code_of_a_process_that_was_seen_to_die_says_more():
+    for code, kind in ((-9, Kind.KILLED), (-11, Kind.CRASH)):
+        collector = Collector()
+        collector.feed(parse(GONE.replace("-9", str(code))))
+        assert collector.diagnose("VLLM::Worker_TP3 (pid 7) died", kind=Kind.KILLED).kind is kind
+
+
 def test_a_process_that_was_seen_to_die_and_said_why_was_not():
     collector = Collector()
     collector.feed(parse(RAISED))
