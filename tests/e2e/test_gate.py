@@ -48,7 +48,7 @@ def project(running: Service, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 def engine_process(project: Service, name: str) -> int:
     """The pid, on this host, of the process of the engine that has this in its title."""
-    deadline = time.monotonic() + 300
+    deadline = time.monotonic() + 600
     while time.monotonic() < deadline:
         table = project.compose("top", "vllm").stdout.splitlines()
         column = table[1].split().index("PID")
