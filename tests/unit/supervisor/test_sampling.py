@@ -71,7 +71,7 @@ input()
         (read,) = sample(process.pid).processes
     if read.read_bytes == 0:
         pytest.skip("this file system keeps its files in memory")
-    assert read.read_bytes >= 4 << 20
+    assert read.read_bytes >= 1 << 20, "the kernel may keep some of the pages that it was told to drop"
 
 
 def test_an_idle_process_sleeps_and_a_stopped_one_is_stopped():
