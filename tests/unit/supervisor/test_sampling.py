@@ -59,12 +59,12 @@ def test_bytes_from_storage_are_counted(tmp_path):
     file = tmp_path / "weights"
     file.write_bytes(os.urandom(4 << 20))
     source = f"""
-import os
+import os, time
 f = os.open({str(file)!r}, os.O_RDWR)
 os.fsync(f)
 os.posix_fadvise(f, 0, 0, os.POSIX_FADV_DONTNEED)
 print(len(os.read(f, 4 << 20)), flush=True)
-input()
+time.sleep(60)
 """
     with running(source) as process:
         process.stdout.readline()
