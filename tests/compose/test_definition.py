@@ -126,6 +126,18 @@ def test_gpus_are_reserved_by_count(project: Project) -> None:
     assert device["count"] == 4
 
 
+@both
+def test_the_sites_own_variables_reach_the_engine_and_win(project: Project, combination: str) -> None:
+    before = project.service(combination)["environment"]
+    (project.directory / "engine.env").write_text("NCCL_P2P_LEVEL=PHB\nVLLM_LOGGING_LEVEL=DEBUG\n")
+    after = project.service(combination)["environment"]
+    assert {name: after[name] for name in after if before.get(name) != after[name]} == {
+        "NCCL_P2P_LEVEL": "PHB",
+        "VLLM_LOGGING_LEVEL": "DEBUG",
+    }
+    assert ("NCCL_P2P_LEVEL" in before) == (combination == "gpu")
+
+
 def test_cpu_flavour_needs_no_gpu_no_models_and_no_nccl(project: Project) -> None:
     gpu, cpu = project.service("gpu"), project.service("cpu")
     assert "deploy" not in cpu

@@ -31,7 +31,7 @@ def run(clone: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.parametrize("command", ["status", "logs", "api-key"])
+@pytest.mark.parametrize("command", ["status", "wait", "retry", "logs", "api-key"])
 def test_before_the_first_up_each_command_names_the_remedy(clone: Path, command: str) -> None:
     done = run(clone, command)
     assert done.returncode == 1
