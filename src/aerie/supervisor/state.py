@@ -68,6 +68,8 @@ class State:
     pid: int | None = None
     starts: int = 0
     started: datetime | None = None
+    served: bool = False
+    """Whether the engine has been ready since its start: then its arguments were right."""
     exit: Exit | None = None
     diagnosis: Mapping[str, Any] | None = None
     last_line: str = ""
@@ -160,7 +162,7 @@ def reduce(state: State, event: Event, at: datetime) -> State:  # noqa: C901, PL
     match event:
         case Started(pid):
             idle = replace(state, start=None, last_line="", next_start=None, speculation=None, serving=None)
-            return _enter(replace(idle, pid=pid, started=at, starts=state.starts + 1), Phase.STARTING, at)
+            return _enter(replace(idle, pid=pid, started=at, starts=state.starts + 1, served=False), Phase.STARTING, at)
         case Progressed(start, last_line):
             # Once it serves, its lines are about requests, and not for a page that asks for no key.
             shown = last_line if state.phase is Phase.STARTING else state.last_line
@@ -168,7 +170,7 @@ def reduce(state: State, event: Event, at: datetime) -> State:  # noqa: C901, PL
         case Answered() if state.phase is Phase.STARTING:
             return _enter(state, Phase.CHECKING, at)
         case Served(speculation, serving) if state.phase not in _GOING:
-            served = replace(state, speculation=speculation, serving=serving)
+            served = replace(state, served=True, speculation=speculation, serving=serving)
             if state.phase is not Phase.READY:
                 return replace(_enter(served, Phase.READY, at), diagnosis=None)
             return replace(served, failures=0 if at - state.since >= FORGIVEN_AFTER else state.failures)
@@ -200,7 +202,7 @@ def _ended(state: State, event: Ended, at: datetime) -> State:
         return gone
     gone = replace(gone, diagnosis=event.diagnosis)
     kind = event.diagnosis["kind"] if event.diagnosis else None
-    if kind == Kind.CONFIGURATION or event.status == USAGE_ERROR:
+    if not state.served and (kind == Kind.CONFIGURATION or event.status == USAGE_ERROR):
         return _enter(gone, Phase.HELD, at, event.reason)
     failures = state.failures + 1
     pause = BACK_OFF[min(failures, len(BACK_OFF)) - 1]

@@ -129,6 +129,18 @@ def test_what_another_start_cannot_cure_is_held_and_not_tried_again(ended):
     assert (state.next_start, state.failures) == (None, 0)
 
 
+@pytest.mark.parametrize("ended", [Ended("usage", 2, BROKEN), Ended("wrong", 1, WRONG), Ended("wrong", None, WRONG)])
+def test_what_has_served_is_tried_again_whatever_its_end_looks_like(ended):
+    state = after(*READY, Refused("/health answered 503"), ended)
+    assert (state.phase, state.failures) == (Phase.FAILED, 1)
+    assert state.next_start
+    assert after(Started(8), Answered(), ended, state=state).phase is Phase.HELD, "that start has never been ready"
+
+
+def test_a_stuck_driver_is_held_though_the_engine_has_served():
+    assert after(*READY, CRASH, Held("pid 9 survives SIGKILL", BROKEN)).phase is Phase.HELD
+
+
 def test_a_retry_ends_a_hold_and_a_pause_and_touches_nothing_else():
     for ended in (CRASH, Ended("wrong", 1, WRONG)):
         state = after(Started(7), ended)
