@@ -13,6 +13,7 @@ from aerie.diagnosis.signatures import Kind, Severity, Signature, Where
 WIDTH = 100
 """Columns of the text."""
 
+_HANDBOOK = "docs/troubleshooting.md"
 _EVIDENCE_SHOWN = 6
 _ROOT_LINES = 12
 _CHAIN_LINES = 3  # of each exception that followed from the root cause
@@ -71,8 +72,8 @@ class Diagnosis:
         blocks += [_block("Why", self.cause), _block("What to do", self.remedy)]
         if self.evidence:
             blocks += [["Seen outside the engine's output", *_listed(self.evidence)]]
-        if self.known:
-            blocks += [_block("See", f"{self.source} (signature {self.signature})")]
+        if self.signature:
+            blocks += [["See", *_wrap(f"{_HANDBOOK}#{self.signature}", "  ", "  "), *_wrap(self.source, "  ", "  ")]]
         text = "\n\n".join("\n".join(block) for block in blocks) + f"\n{rule}"
         # What a log holds besides text must not reach a terminal.
         return "".join(sign if sign.isprintable() or sign == "\n" else "\N{REPLACEMENT CHARACTER}" for sign in text)
@@ -96,7 +97,7 @@ def conclude(root: RootCause | None, end: End, known: Sequence[Signature], seen:
             source=signature.source,
             root=root,
             evidence=told,
-            known=True,
+            known=signature.known,
         )
     kind = _kind(root, end, explaining)
     said = _unknown(kind, end, explaining)

@@ -50,7 +50,7 @@ def test_a_known_cause_is_printed_with_its_remedy(diagnose):
     code, said = diagnose(BEGIN + crash(PORT))
     assert code == KNOWN
     assert PORT in said.out
-    assert "signature port-taken" in said.out
+    assert "docs/troubleshooting.md#port-taken" in said.out
     assert not said.err
 
 

@@ -63,7 +63,8 @@ What to do
   See who has it: `ss -ltnp`.
 
 See
-  vllm/entrypoints/launcher.py (0.32.0) (signature port-taken)
+  docs/troubleshooting.md#port-taken
+  vllm/entrypoints/launcher.py (0.32.0)
 {rule}"""
     assert diagnosed(PORT, known=[KNOWN]).text() == said
 
@@ -169,3 +170,9 @@ def test_a_gpu_that_fell_off_the_bus_is_told_as_such_by_its_own_signature():
     xid = "NVRM: Xid (PCI:0000:41:00): 79, pid=4242, name=VLLM::Worker_TP, GPU has fallen off the bus."
     found = diagnosed(GONE, evidence=parse_kernel(xid))
     assert (found.kind, found.known) == (Kind.HARDWARE, True)
+
+
+def test_an_end_that_is_recognised_without_its_cause_is_not_known():
+    told = diagnosed(ECHO)
+    assert (told.signature, told.known) == ("only-an-echo", False)
+    assert "docs/troubleshooting.md#only-an-echo" in told.text()

@@ -61,6 +61,7 @@ def test_an_entry_is_read_with_its_pattern_and_choices(written):
         ),
         (("source: vllm/entrypoints/launcher.py (0.32.0)", "source: ''"), "source must be a text that is not empty"),
         (("  title: The port is taken\n", ""), "title must be a text that is not empty, and is None"),
+        (("severity: fatal", "severity: fatal\n  known: perhaps"), "known is 'perhaps', expected true or false"),
         (("id: port-taken", "id: Port taken"), "id must be words of small letters"),
         (("  title:", "  titel: x\n  title:"), "titel is no field of a signature"),
     ],
