@@ -10,7 +10,7 @@ class Line(NamedTuple):
     text: str
     """Without prefixes, colours and trailing blanks; the indentation of a traceback stays. Never empty."""
     process: str = ""
-    """As vLLM names it: APIServer, EngineCore, Worker_TP3, Worker_PP0_TP1; empty where the line names none."""
+    """As vLLM names it: APIServer, EngineCore, Worker_TP3, Worker_PP0_TP1; KERNEL; empty where the line names none."""
     pid: int | None = None
     level: str = ""
     """DEBUG, INFO, WARNING, ERROR or CRITICAL of vLLM's own logger; empty for everything else."""
@@ -18,7 +18,12 @@ class Line(NamedTuple):
     """`11-29 13:34:58`, as logged: no year, the engine's time zone."""
     source: str = ""
     """`core.py:1010`, as logged."""
+    carrier: str = ""
+    """Whose output it was taken from: a service of compose, a pod, a unit of journald; empty where nothing says so."""
 
+
+KERNEL = "kernel"
+"""The process of the kernel's lines, whose text keeps the time and the host before it."""
 
 LONGEST_LINE = 64 * 1024
 """Characters. A longer line is read as several rather than kept."""
@@ -33,14 +38,16 @@ _HEAD = re.compile(f"{_PROCESS}(?:{_LOGGED})?|{_LOGGED}")
 
 # What those who carry a log put before each line, in any nesting.
 _ISO_TIME = r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)? "
-_OTHER_TIME = r"(?:[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d|\d{10}\.\d{6}|\[ {0,9}\d{1,9}\.\d{6}\]) "
-_HOST_AND_UNIT = r"[\w.-]{1,253} [\w./@-]{1,128}"
+_OTHER_TIME = r"(?:[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d(?:\.\d{1,6})?|\d{10}\.\d{6}|\[ {0,9}\d{1,9}\.\d{6}\]) "
+_HOST_AND_UNIT = r"[\w.-]{1,253} ([\w./@-]{1,128})"
 _CARRIED = re.compile(
-    r"\[pod/[\w./-]{1,300}\] "  # kubectl logs --prefix
-    r"|[A-Za-z][\w.-]{0,127} {0,64}\| "  # docker compose logs
+    r"\[(pod/[\w./-]{1,300})\] "  # kubectl logs --prefix
+    r"|([A-Za-z][\w.@-]{0,127}) {0,64}\| "  # docker compose logs, docker service logs
     rf"|{_ISO_TIME}(?:std(?:out|err) [FP] |{_HOST_AND_UNIT}\[\d{{1,10}}\]: )?"  # --timestamps, CRI, journald
     rf"|{_OTHER_TIME}{_HOST_AND_UNIT}(?:\[\d{{1,10}}\])?: "  # journald and syslog
 )
+
+_KERNELS = re.compile(rf"(?:{_ISO_TIME}|{_OTHER_TIME})[\w.-]{{1,253}} kernel: \S")
 
 # Terminals' colours and cursor moves; the second form is what is left of them in a paste that lost the escape.
 _COLOUR = re.compile(r"(?:\x1b|\^\[)\[[0-9;?]{0,32}[ -/]?[@-~]|\[(?:\d;\d{1,2}|[39]\d|0)m(?!\])")
@@ -102,17 +109,20 @@ def _read(text: str) -> tuple[list[Line], tuple[str, int | None]]:
     """Return what one physical line says, and the process that its last head names."""
     if "\x1b[" in text or "^[[" in text or "[0;" in text or "[0m" in text or "[1;" in text:
         text = _COLOUR.sub("", text)
-    start = 0
+    if " kernel: " in text and _KERNELS.match(text):
+        return [Line(text.rstrip(), KERNEL)], ("", None)
+    start, carrier = 0, ""
     while (head := _HEAD.match(text, start)) is None and (carried := _CARRIED.match(text, start)):
         start = carried.end()
+        carrier = carried[carried.lastindex] if carried.lastindex else carrier
     if head:
         start = head.end()
     said: list[Line] = []
     # A question without a newline, or two processes that write at once, leave the next line's head mid-line.
     for following in _HEAD.finditer(text, start) if _may_hold_a_head(text, start) else ():
-        _say(said, head, text[start : following.start()])
+        _say(said, head, text[start : following.start()], carrier)
         head, start = following, following.end()
-    _say(said, head, text[start:])
+    _say(said, head, text[start:], carrier)
     return said, _process(head)
 
 
@@ -121,14 +131,14 @@ def _may_hold_a_head(text: str, start: int) -> bool:
     return text.find(" pid=", start) >= 0 or text.find("] ", start) >= 0
 
 
-def _say(said: list[Line], head: re.Match[str] | None, text: str) -> None:
+def _say(said: list[Line], head: re.Match[str] | None, text: str, carrier: str) -> None:
     if not (text := text.rstrip()):
         return
     if head is None:
-        said.append(Line(text))
+        said.append(Line(text, carrier=carrier))
         return
     level, clock, source = head.group(3, 4, 5) if head[3] else head.group(6, 7, 8)
-    said.append(Line(text, *_process(head), level or "", clock or "", source or ""))
+    said.append(Line(text, *_process(head), level or "", clock or "", source or "", carrier))
 
 
 def _process(head: re.Match[str] | None) -> tuple[str, int | None]:
