@@ -9,79 +9,112 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from aerie.diagnosis import Diagnosis, Kind, RootCause, Severity
+from aerie.diagnosis import Diagnosis, Evidence, Kind, RootCause
 from aerie.diagnosis.diagnosis import End, conclude
+from aerie.diagnosis.signatures import signatures
 from aerie.engine_metrics import Serving, Speculation
 from aerie.startup import Phase as StartedPhase
 from aerie.startup import Start, StartPhase
-from aerie.supervisor.crash import shown
-from aerie.supervisor.state import Exit, Phase, State, to_json
+from aerie.supervisor.crash import reason, shown
+from aerie.supervisor.state import BACK_OFF, Exit, Phase, State, to_json
 
 VERSIONS = {"aerie": "0.3.0", "vllm": "0.32.0"}
-REPORT = Path("/var/lib/aerie/crashes/2026-11-29T13-44-58Z.txt")
 TOOK = dict(zip(StartPhase, (9, 14, 8, 812, 21, 38, 96, 12, 24, 31, 3, 2), strict=True))
 """Seconds of each phase, as a start of eight ranks takes them."""
 
-KNOWN = Diagnosis(
-    signature="eagle3-target-not-listed",
-    known=True,
-    title="vLLM refuses the target for EAGLE-3",
-    cause="This vLLM keeps a list of the target architectures that EAGLE-3 may draft for, and `kimi_k2` is not on it. "
-    "The check runs before anything is loaded.",
-    remedy="Use the image with the patch series for this release, which adds `kimi_k2` to the list; `aerie patches` "
-    "prints what an image has.",
-    kind=Kind.CONFIGURATION,
-    severity=Severity.FATAL,
-    source="https://github.com/vllm-project/vllm/issues/31254",
-    root=RootCause(
+KNOWN = conclude(
+    RootCause(
         text="ValidationError: 1 validation error for SpeculativeConfig\n  Value error, eagle3 is only supported for "
         "['llama', 'qwen', 'minicpm', 'gpt_oss'] models. Got "
         "self.target_model_config.hf_text_config.model_type='kimi_k2'",
         process="APIServer",
         pid=21258,
-        file="vllm/config/speculative.py",
-        line=752,
-        function="_verify_args",
-        innermost="pydantic/_internal/_dataclasses.py:123 in __init__",
+        file="vllm/engine/arg_utils.py",
+        line=1443,
+        function="create_speculative_config",
+        innermost="pydantic/_internal/_dataclasses.py:121 in __init__",
         chain=(
             "ValueError: eagle3 is only supported for ['llama', 'qwen', 'minicpm', 'gpt_oss'] models.",
             "ValidationError: 1 validation error for SpeculativeConfig",
         ),
         excerpt=(
-            "Traceback (most recent call last):",
-            '  File "vllm/entrypoints/openai/api_server.py", line 457, in run_server',
-            "    return create_engine_config(**config_kwargs, usage_context=usage_context, headless=headless)",
+            '  File "vllm/engine/arg_utils.py", line 1443, in create_speculative_config',
+            "    return SpeculativeConfig(**self.speculative_config)",
             "pydantic_core._pydantic_core.ValidationError: 1 validation error for SpeculativeConfig",
             "  Value error, eagle3 is only supported for ['llama', 'qwen', 'minicpm', 'gpt_oss'] models.",
         ),
     ),
-    evidence=(),
+    End("vllm serve ended with exit code 1"),
+    signatures(),
+    (),
 )
 
-UNKNOWN = replace(
-    conclude(
-        RootCause(
-            text="AttributeError: 'KimiK25Config' object has no attribute 'image_token_index'",
-            process="Worker_TP3",
-            pid=412,
-            file="vllm/model_executor/models/llama_eagle3.py",
-            line=217,
-            function="load_weights",
-            innermost="transformers/configuration_utils.py:211 in __getattribute__",
-            chain=(),
-            excerpt=(
-                '  File "vllm/model_executor/models/llama_eagle3.py", line 217, in load_weights',
-                "AttributeError: 'KimiK25Config' object has no attribute 'image_token_index'",
+UNKNOWN = conclude(
+    RootCause(
+        text="IndexError: index 7168 is out of bounds for dimension 1 with size 7168",
+        process="Worker_TP3",
+        pid=412,
+        file="vllm/model_executor/models/llama_eagle3.py",
+        line=217,
+        function="load_weights",
+        innermost="torch/_tensor.py:1121 in __getitem__",
+        chain=(),
+        excerpt=(
+            '  File "vllm/model_executor/models/llama_eagle3.py", line 217, in load_weights',
+            "IndexError: index 7168 is out of bounds for dimension 1 with size 7168",
+        ),
+    ),
+    End(
+        "vllm serve ended with exit code 1",
+        evidence=(
+            Evidence(
+                "kernel",
+                None,
+                "pcieport 0000:40:01.1: AER: Corrected error message received from 0000:41:00.0",
+                meaning="PCIe error, corrected",
             ),
         ),
-        End(),
-        known=(),
-        seen=(),
     ),
-    evidence=(
-        "kernel: NVRM: Xid (PCI:0000:41:00): 79, pid=412, GPU has fallen off the bus.",
-        "cgroup: oom_kill rose from 0 to 1 while this engine ran",
+    signatures(),
+    (),
+)
+
+KILLED = conclude(
+    RootCause(
+        text="vllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered an issue. See stack trace (above) for "
+        "the root cause.",
+        process="APIServer",
+        pid=12,
+        file="vllm/v1/engine/core_client.py",
+        line=1235,
+        function="get_output_async",
+        innermost="vllm/v1/engine/core_client.py:1235 in get_output_async",
+        chain=(),
+        excerpt=("    raise self._format_exception(outputs) from None",),
     ),
+    End("VLLM::EngineCore (pid 77) died", Kind.KILLED, silent=True),
+    signatures(),
+    (),
+)
+
+OUT_OF_MEMORY = conclude(
+    None,
+    End(
+        "VLLM::Worker_TP3 (pid 412) died",
+        Kind.KILLED,
+        (
+            Evidence(
+                "kernel",
+                None,
+                "Memory cgroup out of memory: Killed process 412 (VLLM::Worker_TP3)",
+                kind=Kind.MEMORY,
+                meaning="the container's memory limit was reached",
+            ),
+        ),
+        silent=True,
+    ),
+    signatures(),
+    (),
 )
 
 
@@ -136,15 +169,34 @@ class Example:
         state = State(**{**common, "phase": phase, "start": start and start.to_json(), **fields})
         return to_json(state, VERSIONS, os.getpid())
 
+    def told(self, diagnosis: Diagnosis, at: datetime, *, served: bool) -> dict[str, Any]:
+        """Return a diagnosis as the state has it."""
+        return dict(shown(diagnosis, at, Path(f"/var/lib/aerie/crashes/{at:%Y-%m-%dT%H-%M-%SZ}.txt"), served=served))
+
     def crashed(
-        self, phase: Phase, diagnosis: Diagnosis, start: Start, seconds: float, **fields: Any
+        self,
+        phase: Phase,
+        diagnosis: Diagnosis,
+        start: Start,
+        seconds: float,
+        failures: int = 1,
+        how: str = "vllm serve ended with exit code 1",
+        **fields: Any,
     ) -> dict[str, Any]:
         """Return a state after an engine's crash so many seconds ago."""
-        at = self.ago(seconds)
-        told = shown(diagnosis, at, REPORT, served=start.ended is not None)
-        exited = Exit(1, None, at)
-        common = {"since": at, "pid": None, "exit": exited, "diagnosis": told, "failures": 1}
-        return self.state(phase, start, **{**common, **fields})
+        at, served = self.ago(seconds), start.ended is not None
+        return self.state(
+            phase,
+            start,
+            reason=reason(how, diagnosis, served=served),
+            since=at,
+            pid=None,
+            exit=Exit(1, None, at) if how.endswith("exit code 1") else None,
+            diagnosis=self.told(diagnosis, at, served=served),
+            failures=failures,
+            next_start=at + BACK_OFF[failures - 1] if phase is Phase.FAILED else None,
+            **fields,
+        )
 
     def starting(self, start: Start, last_line: str = "", **fields: Any) -> dict[str, Any]:
         began = datetime.fromtimestamp(start.began, UTC)
@@ -183,6 +235,20 @@ class Examples(Example):
             speculation=Speculation(918_233, 2_754_699, 1_480_120, (707_039, 459_116, 313_965)),
         )
 
+    def ready_again(self) -> dict[str, Any]:
+        """After a failure, which is not forgotten yet."""
+        exited = Exit(None, "SIGSEGV", self.ago(1500))
+        return self.state(
+            Phase.READY,
+            self.done(80),
+            since=self.ago(80),
+            starts=3,
+            failures=1,
+            hangs=1,
+            exit=exited,
+            serving=Serving(1, 0, 0.02, 88.4, 0.0),
+        )
+
     def ready_idle(self) -> dict[str, Any]:
         return self.state(Phase.READY, self.done(2), since=self.ago(2), serving=Serving(0, 0, 0.0, 0.0, 0.0))
 
@@ -192,18 +258,24 @@ class Examples(Example):
 
     def failed(self) -> dict[str, Any]:
         start = Example(self.ago(12)).start(StartPhase.LOADING_DRAFTER, 0.5)
-        reason = f"vllm serve ended with exit code 1: {UNKNOWN.root.text}"
+        return self.crashed(Phase.FAILED, UNKNOWN, start, 12, failures=2, starts=2)
+
+    def out_of_memory(self) -> dict[str, Any]:
+        """What stands outside the engine's output is the cause."""
+        start = Example(self.ago(100)).start(StartPhase.LOADING_TARGET, 0.7)
         return self.crashed(
-            Phase.FAILED, UNKNOWN, start, 12, reason=reason, next_start=self.ago(-48), starts=2, failures=2
+            Phase.FAILED, OUT_OF_MEMORY, start, 100, failures=3, starts=3, how="VLLM::Worker_TP3 (pid 412) died"
         )
 
     def failed_while_serving(self) -> dict[str, Any]:
-        reason = f"vllm serve ended with exit code 1: {UNKNOWN.title}"
-        return self.crashed(Phase.FAILED, UNKNOWN, self.done(900), 2, reason=reason, next_start=self.ago(-8))
+        return self.crashed(Phase.FAILED, UNKNOWN, self.done(900), 2)
+
+    def killed(self) -> dict[str, Any]:
+        return self.crashed(Phase.FAILED, KILLED, self.done(900), 2, how="VLLM::EngineCore (pid 77) died")
 
     def held(self) -> dict[str, Any]:
         start = Example(self.ago(3600)).start(StartPhase.CONFIGURING, eta=None, remaining_seconds=None)
-        return self.crashed(Phase.HELD, KNOWN, start, 3600, reason=f"vllm serve ended with exit code 1: {KNOWN.title}")
+        return self.crashed(Phase.HELD, KNOWN, start, 3600, failures=0)
 
     def refused(self) -> dict[str, Any]:
         """Held before any engine was started."""
@@ -212,9 +284,11 @@ class Examples(Example):
 
     def starting_again(self) -> dict[str, Any]:
         """On the way up after a failure."""
-        told = shown(UNKNOWN, self.ago(2000), REPORT, served=False)
         start = self.start(StartPhase.LOADING_TARGET, 0.41, "26 of 64 shards")
-        return self.starting(start, starts=3, failures=2, diagnosis=told)
+        failures = 3
+        at = datetime.fromtimestamp(start.began, UTC) - BACK_OFF[failures - 1]
+        told = self.told(UNKNOWN, at, served=False)
+        return self.starting(start, starts=4, failures=failures, exit=Exit(1, None, at), diagnosis=told)
 
     def stopping(self) -> dict[str, Any]:
         return self.state(Phase.STOPPING, self.done(500), reason="a stop was asked for")

@@ -84,7 +84,7 @@ def test_an_update_keeps_scroll_focus_selection_and_what_was_opened(opened, serv
     assert page.evaluate("scrollY") == nodes == 300
     assert page.evaluate("document.querySelector('figure pre') === window.pre")
     assert page.evaluate("document.activeElement.textContent") == "metrics"
-    assert "image_token_index" in page.evaluate("getSelection().toString()")
+    assert "IndexError" in page.evaluate("getSelection().toString()")
     expect(page.locator("#diagnosis details")).to_have_attribute("open", "")
 
 
@@ -169,3 +169,19 @@ def test_reduced_motion_is_honoured(opened, served):
     animation = "getComputedStyle(document.querySelector('li progress:indeterminate')).animationName"
     assert opened().evaluate(animation) == "sweep"
     assert opened(reduced_motion="reduce").evaluate(animation) == "none"
+
+
+def test_a_bar_without_a_fraction_is_striped_and_not_part_full(opened, served):
+    served.state = Examples().compiling()
+    page = opened(reduced_motion="reduce")
+    background = page.evaluate("getComputedStyle(document.querySelector('li progress:indeterminate')).backgroundImage")
+    assert background.startswith("repeating-linear-gradient(")
+
+
+def test_a_start_after_a_failure_has_the_old_diagnosis_folded(opened, served):
+    served.state = Examples().failed()
+    page = opened()
+    expect(page.get_by_text("IndexError").first).to_be_visible()
+    served.state = Examples().starting_again()
+    expect(page.get_by_text("Why the last engine failed")).to_be_visible(timeout=MOMENT)
+    expect(page.locator("#diagnosis figure")).to_be_hidden()

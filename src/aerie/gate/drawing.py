@@ -15,6 +15,7 @@ _WIDEST_BAR = 60
 _PHASE_BAR = 20
 _NUMBERS = 6  # columns for a percentage
 _NAMES = 28  # columns for the names of phases
+_DOWN = frozenset({"failed", "held"})
 _COLOURS = {"ready": "1;32", "starting": "1;36", "checking": "1;36"}
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
@@ -89,20 +90,20 @@ def frame(step: Step, elapsed: float, columns: int, style: Style) -> list[str]:
     return [f"{style.paint(first[: len(name)], '1')}{first[len(name) :]}{gap}{left}", f"{bar}{numbers}"]
 
 
-def overview(state: State, columns: int, style: Style) -> Iterator[str]:
-    """Yield the lines of `aerie status`, but for a diagnosis."""
+def overview(state: State, columns: int, style: Style, retry: str) -> Iterator[str]:
+    """Yield the lines of `aerie status`, but for a diagnosis; `retry` is the command that starts a service anew."""
     phase, start = state["phase"], state["start"]
     since = f"since {state['since']}"
     model = clip(state["model"], max(1, columns - len(phase) - len(since) - 3))
     yield f"{model}  {style.paint(phase, _COLOURS.get(phase, '1;31'))} {since}".strip()
     if state["reason"]:
         yield clip(f"  {state['reason']}", columns)
-    if start and not start["ended"]:
+    if start and not start["ended"] and phase not in _DOWN:
         yield ""
         yield from (_phase_line(each, start["phase"], columns, style) for each in _phases(start))
         yield from (clip(f"  {text}", columns) for text in _prospects(start))
     yield ""
-    yield from (clip(f"  {name:<13} {text}", columns) for name, text in _facts(state))
+    yield from (clip(f"  {name:<13} {text}", columns) for name, text in _facts(state, retry))
 
 
 def _phases(start: Mapping[str, Any]) -> list[Mapping[str, Any]]:
@@ -135,11 +136,15 @@ def _prospects(start: Mapping[str, Any]) -> Iterator[str]:
         yield f"stalled: nothing has moved for {rough(start['silent_seconds'])}"
 
 
-def _facts(state: State) -> Iterator[tuple[str, str]]:
+def _facts(state: State, retry: str) -> Iterator[tuple[str, str]]:
     serving, speculation, engine = state["serving"], state["speculation"], state["engine"]
-    ended = engine["exit"]
+    start, ended = state["start"], engine["exit"]
     if state["next_start"]:
         yield "next start", state["next_start"]
+    if state["phase"] in _DOWN:
+        yield ("start now" if state["next_start"] else "to go on"), retry
+        if start and not start["ended"]:
+            yield "ended in", start["phase"]
     if serving:
         yield "requests", f"{serving['requests_running']} running, {serving['requests_waiting']} waiting"
         yield "KV cache", f"{serving['kv_cache_usage']:.0%} in use"

@@ -12,11 +12,16 @@ from urllib.parse import quote
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
+from aerie.diagnosis import Evidence, Kind
+from aerie.diagnosis.diagnosis import Diagnosis, End, conclude
+from aerie.diagnosis.signatures import Where, signatures
 from aerie.engine_metrics import Speculation
+from aerie.gate.container import in_container
 from aerie.gate.words import percent, rough
 
 _HERE = Path(__file__).parent
 _REFRESH = 3  # seconds, where JavaScript is off
+_QUIET = 300  # seconds without a movement until it is said what to look at; as in monitoring/alerts.yaml
 _STYLE = Markup((_HERE / "page.css").read_text(encoding="utf-8"))  # noqa: S704 - our own file, as it is
 _SCRIPT = Markup((_HERE / "page.js").read_text(encoding="utf-8"))  # noqa: S704 - our own file, as it is
 
@@ -70,14 +75,17 @@ CONTENT_SECURITY_POLICY = "; ".join(
 """What the page may do: its own style and script, this very server, the icon in the page."""
 
 
-def render(state: Mapping[str, Any], now: datetime) -> str:
-    """Return the page of `state`, which has the form of `/status`, as it stands at `now` (with a time zone)."""
-    phase, start = state["phase"], state["start"]
+def render(state: Mapping[str, Any], now: datetime, container: str | None = None) -> str:
+    """Return the page of `state`, which has the form of `/status`, as it stands at `now` (with a time zone).
+
+    `container` is the one that the service runs in, by a name that Docker knows; None where it runs in none.
+    """
+    phase, start, diagnosis = state["phase"], state["start"], state["diagnosis"]
     speculation = Speculation(**state["speculation"]) if state["speculation"] else None
     starting = phase in _UNDER_WAY
-    title, tone = _PHASES[phase]
-    if starting and start and start["stalled"]:
-        tone = "warn"
+    stalled = bool(phase == "starting" and start and start["stalled"])
+    title, tone = ("Stalled", "warn") if stalled else _PHASES[phase]
+    quiet = bool(phase == "starting" and start and start["phase"] and start["silent_seconds"] >= _QUIET)
     return _PAGE.render(
         state=state,
         now=now,
@@ -90,14 +98,20 @@ def render(state: Mapping[str, Any], now: datetime) -> str:
         script=_SCRIPT,
         refresh=_REFRESH,
         starting=starting,
+        stalled=stalled,
         down=phase in _DOWN,
         overall=start["fraction"] if starting and start else None,
         lead=_lead(state),
         lasting=_duration((now - _time(state["since"])).total_seconds()),
         elapsed=_lasted(start, now) if start else "",
         movement=_movement(start) if start else "",
+        expected=_stall(start) if stalled or quiet else None,
         until_next_start=_until(state["next_start"], now) if state["next_start"] else "",
-        place=_place(state["diagnosis"]["root"]) if state["diagnosis"] and state["diagnosis"]["root"] else "",
+        place=_place(diagnosis["root"]) if diagnosis and diagnosis["root"] else "",
+        evidence_title=_evidence_title(diagnosis) if diagnosis else "",
+        ending=_ending(state),
+        retry=in_container("aerie retry", container),
+        show_report=in_container(f"cat {diagnosis['report']}", container) if diagnosis and diagnosis["report"] else "",
         serving=state["serving"] if phase == "ready" else None,
         phases=_phases(start, under_way=starting) if start else [],
         speculation=speculation,
@@ -110,7 +124,7 @@ def _lead(state: Mapping[str, Any]) -> str:
     if phase == "starting":
         if start is None or not start["phase"]:
             return "The engine is being started"
-        return _sentence(start["phase"]) + (", and nothing moves" if start["stalled"] else "")
+        return f"Nothing moves while {start['phase']}" if start["stalled"] else _sentence(start["phase"])
     if phase == "checking":
         return "The server answers; the first completion is asked for"
     if phase == "ready":
@@ -118,6 +132,39 @@ def _lead(state: Mapping[str, Any]) -> str:
     if phase == "stopped":
         return "The engine has ended, and this page with the container"
     return diagnosis["title"] if diagnosis and phase in _DOWN else state["reason"] or ""
+
+
+def _stall(start: Mapping[str, Any]) -> Diagnosis:
+    """Return what the diagnosis will be if nothing moves any more."""
+    words = f"the start has stalled: nothing moved for {start['silent_seconds']:.0f} s while {start['phase']}"
+    end = End(words, Kind.HUNG, (Evidence("supervisor", None, words, kind=Kind.HUNG),), silent=True)
+    return conclude(None, end, signatures(), ())
+
+
+def _evidence_title(diagnosis: Mapping[str, Any]) -> str:
+    """Return the heading of what was seen outside the engine's output, which may or may not be the cause."""
+    kind = diagnosis["kind"]
+    if diagnosis["known"]:
+        by_evidence = {known.id for known in signatures() if known.where is Where.EVIDENCE}
+        taken = diagnosis["signature"] in by_evidence
+    else:
+        taken = kind in {Kind.HARDWARE, Kind.MEMORY}  # which nothing else makes them, where no signature fits
+    if taken:
+        return "What shows it"
+    # Of a process that could not speak, what was seen is all there is.
+    silent = kind in {Kind.KILLED, Kind.HUNG}
+    return "Seen outside the engine's output" if silent else "Seen at the same time; not taken as the cause"
+
+
+def _ending(state: Mapping[str, Any]) -> str:
+    """Return how the engine ended, without the cause where the page shows that already."""
+    reason, diagnosis = state["reason"] or "", state["diagnosis"]
+    if diagnosis is None:
+        return reason
+    said = diagnosis["root"]["text"].partition("\n")[0] if diagnosis["root"] else ""
+    for shown in filter(None, (diagnosis["title"], said)):
+        reason = reason.removesuffix(f": {shown}")
+    return reason
 
 
 def _movement(start: Mapping[str, Any]) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 from aiohttp import hdrs, web
 from prometheus_client import CONTENT_TYPE_LATEST
 
+from aerie.gate.container import this_container
 from aerie.status.metrics import exposition
 from aerie.status.page import CONTENT_SECURITY_POLICY, render
 
@@ -29,9 +30,10 @@ async def serve_status(host: str, port: int, snapshot: _Snapshot) -> web.AppRunn
 
     `host` is an address of IPv4 or IPv6; port 0 takes a free one, which the runner's `addresses` tell.
     """
+    container = this_container()
 
     async def page(_request: web.Request) -> web.Response:
-        return web.Response(text=render(snapshot(), datetime.now(UTC)), content_type="text/html")
+        return web.Response(text=render(snapshot(), datetime.now(UTC), container), content_type="text/html")
 
     async def status(_request: web.Request) -> web.Response:
         return web.json_response(snapshot())

@@ -8,6 +8,7 @@ from aerie.gate.drawing import Style, cells, clip, frame, overview
 from aerie.gate.words import Outlook, Step, clock, percent, rough
 
 PLAIN = Style()
+RETRY = "docker exec 3f2a9c1b7d20 aerie retry"
 LOADING = Step("loading target", "26 of 64 shards, 41%", Outlook(0.33, 512.0))
 
 
@@ -87,7 +88,7 @@ def test_the_overview_of_a_start(state):
     configured, loading, drafter = state()["start"]["phases"]
     left_out = drafter | {"name": "joining ranks"}
     phases = [configured, left_out, loading, drafter]
-    assert list(overview(state(start={"phases": phases}), 80, PLAIN)) == [
+    assert list(overview(state(start={"phases": phases}), 80, PLAIN, RETRY)) == [
         "kimi  starting since 2026-11-29T12:00:00Z",
         "",
         "  ✓ configuring                     0:08",
@@ -102,7 +103,7 @@ def test_the_overview_of_a_start(state):
 
 
 def test_the_overview_of_a_stalled_start(state):
-    shown = list(overview(state(start={"stalled": True, "silent_seconds": 1900}), 80, PLAIN))
+    shown = list(overview(state(start={"stalled": True, "silent_seconds": 1900}), 80, PLAIN, RETRY))
     assert "  stalled: nothing has moved for 32 min" in shown
 
 
@@ -112,11 +113,12 @@ def test_the_overview_of_a_failure(state):
         phase="failed", reason="vllm serve was killed by SIGKILL", next_start="2026-11-29T12:01:00Z", failures=2,
         start={"ended": "2026-11-29T12:00:10Z"}, last_line="Loading", engine={"pid": None, "starts": 2, "exit": ended},
     )  # fmt: skip
-    assert list(overview(failed, 80, PLAIN)) == [
+    assert list(overview(failed, 80, PLAIN, RETRY)) == [
         "kimi  failed since 2026-11-29T12:00:00Z",
         "  vllm serve was killed by SIGKILL",
         "",
         "  next start    2026-11-29T12:01:00Z",
+        "  start now     docker exec 3f2a9c1b7d20 aerie retry",
         "  engine        pid -, starts 2, failures in a row 2",
         "  last exit     killed by SIGKILL at 12:00",
         "  last line     Loading",
@@ -124,15 +126,33 @@ def test_the_overview_of_a_failure(state):
     ]
 
 
+def test_the_overview_of_a_held_service_has_the_way_on_and_no_phases(state):
+    held = state(phase="held", reason="no key", failures=1)
+    assert list(overview(held, 80, PLAIN, RETRY)) == [
+        "kimi  held since 2026-11-29T12:00:00Z",
+        "  no key",
+        "",
+        "  to go on      docker exec 3f2a9c1b7d20 aerie retry",
+        "  ended in      loading target",
+        "  engine        pid 7, starts 1, failures in a row 1",
+        "  versions      aerie 0.1.0",
+    ]
+
+
+@pytest.mark.parametrize("phase", ["starting", "checking", "ready", "unready", "stopping", "stopped"])
+def test_only_a_service_that_is_down_can_be_started_anew(state, phase):
+    assert "aerie retry" not in "\n".join(overview(state(phase=phase), 80, PLAIN, RETRY))
+
+
 def test_the_overview_of_a_service_at_work(state):
     serving = {"requests_running": 3, "requests_waiting": 1, "kv_cache_usage": 0.123,
                "generation_tokens_per_second": 93.14, "prompt_tokens_per_second": 10.0}  # fmt: skip
     speculation = {"drafts": 10, "draft_tokens": 30, "accepted_tokens": 17, "accepted_by_position": [8, 6, 3]}
     ready = state(phase="ready", start={"ended": "x"}, serving=serving, speculation=speculation)
-    assert list(overview(ready, 80, Style(colour=True)))[:1] == [
+    assert list(overview(ready, 80, Style(colour=True), RETRY))[:1] == [
         "kimi  \x1b[1;32mready\x1b[0m since 2026-11-29T12:00:00Z"
     ]
-    assert list(overview(ready, 80, PLAIN))[2:6] == [
+    assert list(overview(ready, 80, PLAIN, RETRY))[2:6] == [
         "  requests      3 running, 1 waiting",
         "  KV cache      12% in use",
         "  tokens        93.1 a second",
@@ -142,4 +162,4 @@ def test_the_overview_of_a_service_at_work(state):
 
 @pytest.mark.parametrize("columns", [10, 30, 50, 100])
 def test_no_line_of_the_overview_is_wider_than_the_terminal(state, columns):
-    assert all(cells(line) <= max(columns, 43) for line in overview(state(last_line="x" * 300), columns, PLAIN))
+    assert all(cells(line) <= max(columns, 43) for line in overview(state(last_line="x" * 300), columns, PLAIN, RETRY))

@@ -2,7 +2,10 @@
 
 import json
 
+import pytest
+
 from aerie.cli import main
+from aerie.gate.report import _retry
 
 
 def test_a_failure_shows_its_diagnosis_last(answers, state, diagnosis, capsys):
@@ -11,6 +14,22 @@ def test_a_failure_shows_its_diagnosis_last(answers, state, diagnosis, capsys):
     shown = capsys.readouterr().out
     assert shown.startswith("kimi  failed since")
     assert shown.endswith(f"\n\n{diagnosis['text']}\n")
+
+
+@pytest.mark.parametrize(
+    ("container", "said"),
+    [("3f2a9c1b7d20", "docker exec 3f2a9c1b7d20 aerie retry\n"), (None, "where the service runs")],
+)
+def test_a_held_service_says_how_its_host_starts_it(answers, state, capsys, monkeypatch, container, said):
+    monkeypatch.setattr("aerie.gate.report.this_container", lambda: container)
+    answers["/status"] = (200, json.dumps(state(phase="held", reason="no key")))
+    assert main(["status", answers["url"]]) == 1
+    assert said in capsys.readouterr().out
+
+
+def test_the_container_of_another_host_is_not_this_one(monkeypatch):
+    monkeypatch.setattr("aerie.gate.report.this_container", lambda: "3f2a9c1b7d20")
+    assert _retry("http://gpu-1:8001") == "`aerie retry` where the service runs"
 
 
 def test_ready_exits_0_and_json_is_the_status(answers, state, capsys):

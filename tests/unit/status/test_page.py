@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from states import EXAMPLES, Examples
 
+from aerie.startup import StartPhase
 from aerie.status.page import _code, _duration, render
 from aerie.supervisor.state import Phase
 
@@ -48,8 +49,8 @@ class Page(HTMLParser):
             self.text += data
 
 
-def page(state, now=NOW):
-    return Page(render(state, now))
+def page(state, now=NOW, container=None):
+    return Page(render(state, now, container))
 
 
 def texts(node, path=()):
@@ -128,7 +129,7 @@ def test_a_start_tells_where_it_is():
 
 
 def test_a_later_start_is_told():
-    assert "start number 3 of this container" in page(EXAMPLE.starting_again()).text
+    assert "start number 4 of this container" in page(EXAMPLE.starting_again()).text
     assert "start number" not in page(EXAMPLE.loading()).text
 
 
@@ -152,30 +153,89 @@ def test_the_phase_that_a_start_failed_in_is_marked():
     assert "Loading drafter: ended here" in page(EXAMPLE.failed()).text
 
 
-def test_a_stall_is_said():
-    text = page(EXAMPLE.stalled()).text
-    assert "Joining ranks, and nothing moves" in text
+def test_a_stall_is_said_with_what_comes_next_and_what_to_look_at():
+    html, text = render(EXAMPLE.stalled(), NOW), page(EXAMPLE.stalled()).text
+    assert "· Stalled · kimi-k2.5</title>" in html
+    assert re.search(r'<h1 id="headline"><svg .*</svg>Stalled</h1>', html)
+    assert "Nothing moves while joining ranks" in text
     assert "nothing has moved for 15 min 1 s" in text
+    assert "this start is given up, and the next one follows by itself" in text
+    assert "The ranks do not find each other" in text
+    assert "What to look at Turn ACS off" in text
+
+
+@pytest.mark.parametrize(("silent", "said"), [(299, False), (301, True)])
+def test_a_start_that_is_quiet_for_long_says_what_to_look_at(silent, said):
+    state = EXAMPLE.loading()
+    state["start"]["silent_seconds"] = silent
+    text = page(state).text
+    assert ("Loading the weights has stopped" in text) is said
+    assert ("is given up and tried again by itself" in text) is said
+    assert "Stalled" not in text
+
+
+@pytest.mark.parametrize("phase", StartPhase)
+def test_a_stall_of_any_phase_has_something_to_look_at(phase):
+    state = EXAMPLE.stalled()
+    state["start"]["phase"] = str(phase)
+    assert "What to look at" in page(state).text
 
 
 def test_a_crash_tells_cause_place_and_next_start():
-    text = page(EXAMPLE.failed()).text
-    assert "AttributeError: 'KimiK25Config' object has no attribute 'image_token_index'" in text
+    text = page(EXAMPLE.failed(), container="3f2a9c1b7d20").text
+    assert "IndexError: index 7168 is out of bounds" in text
     assert "Worker_TP3 (pid 412) · vllm/model_executor/models/llama_eagle3.py:217 in load_weights" in text
     assert "the cause is not known" in text
-    assert "GPU has fallen off the bus" in text
     assert "Next start in 48 s (22:00:48 UTC), after 2 failures in a row" in text
-    assert "vllm serve ended with exit code 1" in text
-    assert "/var/lib/aerie/crashes/2026-11-29T13-44-58Z.txt" in text
+    assert "At once, on the host: docker exec 3f2a9c1b7d20 aerie retry" in text
+    assert "/var/lib/aerie/crashes/2026-11-29T21-59-48Z.txt" in text
+
+
+@pytest.mark.parametrize("name", ["failed", "held", "killed", "out_of_memory"])
+def test_how_it_ended_does_not_repeat_why(name):
+    state = getattr(EXAMPLE, name)()
+    how = "vllm serve ended with exit code 1" if state["engine"]["exit"] else state["reason"].partition(": ")[0]
+    assert re.search(f"How it ended {re.escape(how)} (Source|Report)", page(state).text)
+
+
+@pytest.mark.parametrize(
+    ("name", "title"),
+    [
+        ("failed", "Seen at the same time; not taken as the cause kernel: pcieport"),
+        ("out_of_memory", "What shows it kernel: Memory cgroup out of memory"),
+    ],
+)
+def test_evidence_says_whether_it_is_the_cause(name, title):
+    assert title in page(getattr(EXAMPLE, name)()).text
+
+
+@pytest.mark.parametrize(
+    ("known", "kind", "title"),
+    [
+        (False, "hardware", "What shows it"),
+        (False, "crash", "Seen at the same time; not taken as the cause"),
+        (False, "hung", "Seen outside the engine's output"),
+        (True, "configuration", "Seen at the same time; not taken as the cause"),
+    ],
+)
+def test_evidence_is_headed_by_what_the_diagnosis_made_of_it(known, kind, title):
+    state = EXAMPLE.held()
+    state["diagnosis"] |= {"known": known, "kind": kind, "evidence": ["seen"]}
+    assert f"{title} seen" in page(state).text
 
 
 @pytest.mark.parametrize("name", ["starting_again", "unready", "stopping"])
 def test_an_earlier_failure_does_not_pass_for_what_is_now(name):
     state = getattr(EXAMPLE, name)() | {"diagnosis": EXAMPLE.failed()["diagnosis"]}
     html, text = render(state, NOW), page(state).text
-    assert "Why the last engine failed The engine crashed, and the cause is not known" in text
+    assert "<summary>Why the last engine failed: The engine crashed, and the cause is not known</summary>" in html
     assert re.search('<p class="lead" role="status">(.*)</p>', html)[1] == (state["reason"] or "Loading target")
     assert "How it ended" not in text
+
+
+def test_a_start_after_failures_counts_them():
+    assert "start number 4 of this container, after 3 failures in a row" in page(EXAMPLE.starting_again()).text
+    assert "failures" not in page(EXAMPLE.loading()).text
 
 
 @pytest.mark.parametrize(
@@ -189,11 +249,13 @@ def test_the_line_that_raised_is_told_where_it_is_another(innermost, said):
     assert ("raised in" in text) is said
 
 
-def test_held_tells_cause_remedy_source_and_how_to_go_on():
-    found = page(EXAMPLE.held())
-    assert "vLLM refuses the target for EAGLE-3" in found.text
-    assert "which adds kimi_k2 to the list" in found.text
-    assert "docker compose exec vllm aerie retry" in found.text
+def test_held_tells_how_to_go_on_before_the_details():
+    found = page(EXAMPLE.held(), container="3f2a9c1b7d20")
+    order = ["vLLM refuses this target model for EAGLE-3", "Use the image of this repository",
+             "docker exec 3f2a9c1b7d20 aerie retry", "APIServer (pid 21258)", "docs/troubleshooting.md#"]  # fmt: skip
+    assert sorted(order, key=found.text.index) == order
+    assert found.text.count("Use the image of this repository") == 1
+    assert "docs/troubleshooting.md#eagle3-target-not-listed Signature eagle3-target-not-listed" in found.text
     assert ("href", "https://github.com/vllm-project/vllm/issues/31254") in found.attributes
 
 
@@ -206,12 +268,20 @@ def test_ready_tells_speculation_and_load():
     assert "Mean acceptance length 2.61 tokens a step" in text
     assert "1st drafted token 76%" in text
     assert "3rd drafted token 34%" in text
+    assert "Drafted tokens accepted 53% of 2,754,699 tokens" in text
     assert "Generating 1,193 tokens/s" in text
     assert "Running 23 requests" in text
     assert "Waiting 4 requests" in text
     assert "KV cache in use 62%" in text
     assert "vLLM 0.32.0" in text
     assert "The start took 17 min 50 s" in text
+
+
+def test_ready_tells_of_the_restarts_before_it():
+    text = page(EXAMPLE.ready_again()).text
+    assert "Engine restarts 2 Of them after a hang 1 Failures in a row 1, forgotten" in text
+    assert "Last end killed by SIGSEGV, 21:35:00 UTC" in text
+    assert "Engine restarts" not in page(EXAMPLE.ready()).text
 
 
 def test_an_engine_that_has_drafted_nothing_says_so():
@@ -222,10 +292,10 @@ def test_an_engine_that_has_drafted_nothing_says_so():
 
 def test_an_engine_that_has_served_is_not_quoted():
     """The state keeps its words back, since they may quote a request; its last line is kept back here."""
-    text = page(EXAMPLE.failed_while_serving()).text
-    assert "AttributeError Worker_TP3 (pid 412) · vllm/model_executor/models/llama_eagle3.py:217" in text
-    assert "stay in the report" in text
-    assert "image_token_index" not in text
+    text = page(EXAMPLE.failed_while_serving(), container="3f2a9c1b7d20").text
+    assert "IndexError Worker_TP3 (pid 412) · vllm/model_executor/models/llama_eagle3.py:217" in text
+    assert "on the host: docker exec 3f2a9c1b7d20 cat /var/lib/aerie/crashes/2026-11-29T21-59-58Z.txt" in text
+    assert "out of bounds" not in text
     assert "SECRET" not in render(EXAMPLE.ready() | {"last_line": "SECRET"}, NOW)
 
 

@@ -49,7 +49,7 @@ def test_ready_is_an_answer_of_its_own():
     assert ask(Examples().ready(), "/ready")[::2] == (200, '{"ready": true}')
     status, _headers, text = ask(Examples().failed(), "/ready")
     assert status == 503
-    assert "'image_token_index'" in text
+    assert "index 7168 is out of bounds" in text
 
 
 @pytest.mark.parametrize(
@@ -65,6 +65,11 @@ def test_each_form_has_its_type(path, kind):
     assert status == 200
     assert headers["Content-Type"].startswith(kind)
     assert text
+
+
+def test_the_page_names_the_container_that_it_comes_from(monkeypatch):
+    monkeypatch.setattr("aerie.status.server.this_container", lambda: "3f2a9c1b7d20")
+    assert "<code>docker exec 3f2a9c1b7d20 aerie retry</code>" in ask(Examples().held(), "/")[2]
 
 
 @pytest.mark.parametrize("path", ROUTES)
