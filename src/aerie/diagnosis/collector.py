@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from aerie.diagnosis.diagnosis import Diagnosis, End, conclude
-from aerie.diagnosis.evidence import Evidence
+from aerie.diagnosis.evidence import BEFORE, Evidence, parse_kernel, seconds_between
 from aerie.diagnosis.root_cause import (
     Said,
     Telling,
@@ -21,14 +21,17 @@ from aerie.diagnosis.root_cause import (
 )
 from aerie.diagnosis.signatures import Kind, Severity, Signature, Where, signatures
 from aerie.diagnosis.tracebacks import TraceReader
-from aerie.startup.lines import Line
+from aerie.startup.lines import KERNEL, Line
 
 _STREAMS_KEPT = 128
 _KEPT = 4  # of each degree of telling: the first ones, and of what was logged the last ones
 _PROCESSES_KEPT = 64
 _NCCL_KEPT = 4
+_KERNELS_KEPT = 16
+_CARRIERS_KEPT = 64
+_NEAR = 100  # lines between what belongs together: several processes say the same at the same time
 
-_Key = tuple[str, int | None, str, str]
+_Key = tuple[str, str, int | None, str, str]
 
 # Lines that only a living engine's API server writes.
 LIFE = ("Application startup complete", "throughput: ", '" 200 OK')
@@ -38,6 +41,11 @@ _STOP = "[shutdown] API server: shutdown triggered"
 _RANK = re.compile(r"\[(rank\d+)\]: ")
 _NCCL_WARNING = " NCCL WARN "
 _QUIET = frozenset({"DEBUG", "INFO", "WARNING"})
+# Without a head of vLLM's, what nobody else writes.
+_VLLMS = re.compile(
+    r"aerie: |(?:usage: )?vllm\b|\s*File \".*(?:/vllm/|/bin/vllm\")"
+    r"|.*(?:\bvllm\.\w|VLLM|EngineCore|Engine core|WorkerProc|Worker proc)"
+)
 _ABOUT_NCCL = re.compile(r"[Nn]ccl|NCCL|[Dd]istributed|CUDA")
 
 
@@ -47,6 +55,19 @@ class _Stream:
 
     reader: TraceReader
     clock: str
+    began: int = 0
+    """The number of the line with which what it reads began."""
+
+
+@dataclass(slots=True)
+class _Seen:
+    """Where the line of a signature stood, as the number of the line: at first, and lately."""
+
+    first: int
+    last: int
+
+    def near(self, begin: int, end: int) -> bool:
+        return any(begin - _NEAR <= line <= end + _NEAR for line in (self.first, self.last))
 
 
 class Collector:
@@ -56,23 +77,31 @@ class Collector:
         self._known = signatures() if known is None else known
         self._needles = [(known, known.needle) for known in self._known if known.where is Where.LINE]
         self._streams: OrderedDict[_Key, _Stream] = OrderedDict()
-        self._said: dict[Telling, deque[Said]] = {}
-        self._seen: dict[str, Line] = {}
+        self._said: OrderedDict[tuple[str, Telling], deque[Said]] = OrderedDict()
+        self._seen: dict[str, _Seen] = {}
+        self._vllms: set[str] = set()
+        self._kernels: deque[tuple[int, str, Evidence]] = deque(maxlen=_KERNELS_KEPT)
+        self._clock = ""
         self._pids: OrderedDict[str, int] = OrderedDict()
         self._nccl: deque[str] = deque(maxlen=_NCCL_KEPT)
         self._order = 0
-        self._dying = False
+        self._dying: set[str] = set()
         self._stopping = False
 
     @property
     def dying(self) -> bool:
         """Whether the engine goes down for certain. What it says further belongs to the diagnosis all the same."""
-        return self._dying
+        return any(map(self._is_own, self._dying))
+
+    @property
+    def is_vllms(self) -> bool:
+        """Whether any line was vLLM's or its supervisor's."""
+        return bool(self._vllms)
 
     @property
     def undecided(self) -> bool:
         """Whether something broke that a living engine may have caught."""
-        return not self._dying and self.diagnose() is not None
+        return not self.dying and self.diagnose() is not None
 
     @property
     def noticed(self) -> tuple[Signature, ...]:
@@ -83,6 +112,12 @@ class Collector:
         """Read what the engine said next."""
         for line in lines:
             self._order += 1
+            if line.process == KERNEL:
+                self._kernels.extend((self._order, self._clock, evidence) for evidence in parse_kernel(line.text))
+                continue
+            self._clock = line.clock or self._clock
+            if line.carrier not in self._vllms and (line.process or line.source or _VLLMS.match(line.text)):
+                self._vllms.add(line.carrier)
             self._search(line)
             if line.pid is not None and line.process:
                 self._remember(line.process, line.pid)
@@ -101,19 +136,38 @@ class Collector:
         already: KILLED, or HUNG.
         """
         said = most_telling(self._all_said())
-        broke = self._dying or self._ending_lines() or (said is not None and said.telling >= Telling.RAISED)
+        ending = self._ending_lines(said)
+        broke = self.dying or ending or (said is not None and said.telling >= Telling.RAISED)
         if ended is None and not broke:
             return None
         about_nccl = said is None or is_silent(said) or _ABOUT_NCCL.search(words(said))
         remarks = tuple(self._nccl) if about_nccl else ()
         root = root_cause(said, self._pids, remarks) if said else None
-        end = End(ended, kind, tuple(evidence), silent=is_silent(said))
-        return conclude(root, end, self._known, frozenset(self._seen))
+        end = End(ended, kind, (*self._of_the_kernel(), *evidence), silent=is_silent(said))
+        return conclude(root, end, self._known, ending)
+
+    def _of_the_kernel(self) -> list[Evidence]:
+        """Return what stands near the end in the log, or came not long before it by vLLM's clock."""
+        return [
+            evidence
+            for order, clock, evidence in self._kernels
+            if self._order - order <= _NEAR or seconds_between(clock, self._clock) <= BEFORE
+        ]
+
+    def _is_own(self, carrier: str) -> bool:
+        """Tell whether a carrier's lines are the engine's: all are, until one has said something of vLLM's."""
+        return not self._vllms or carrier in self._vllms
 
     def _search(self, line: Line) -> None:
         for known, needle in self._needles:
-            if needle in line.text and known.id not in self._seen and known.match.search(line.text):
-                self._seen[known.id] = line
+            if needle in line.text and self._counts(known, line) and known.match.search(line.text):
+                self._seen.setdefault(known.id, _Seen(self._order, self._order)).last = self._order
+
+    def _counts(self, known: Signature, line: Line) -> bool:
+        """Tell whether a line may show it: what is only logged ends nothing, as little as what others say."""
+        return known.severity is not Severity.FATAL or (
+            line.level not in _QUIET and (not line.carrier or self._is_own(line.carrier))
+        )
 
     def _remember(self, process: str, pid: int) -> None:
         if self._pids.get(process) != pid:
@@ -124,38 +178,45 @@ class Collector:
 
     def _quiet(self, line: Line) -> None:
         """Read a line that is no error: it ends what its process printed before, and may show that the engine lives."""
-        if printed := self._streams.get((line.process, line.pid, "", "")):
+        if printed := self._streams.get((line.carrier, line.process, line.pid, "", "")):
             printed.reader.interrupt()
-        self._stopping = self._stopping or (not self._dying and line.text.startswith(_STOP))
-        self._look_for_life(line.text)
+        self._stopping = self._stopping or (not self.dying and line.text.startswith(_STOP))
+        self._look_for_life(line)
 
-    def _look_for_life(self, text: str) -> None:
+    def _look_for_life(self, line: Line) -> None:
         """Take what the engine has outlived for no end of it."""
-        if not self._dying and any(sign in text for sign in LIFE):
+        if any(sign in line.text for sign in LIFE) and self._is_own(line.carrier) and not self.dying:
             for said in self._all_said():
                 said.outlived = True
-            for known in self._ending_lines():
-                del self._seen[known.id]
+            for known in self._known:
+                if known.severity is Severity.FATAL:
+                    self._seen.pop(known.id, None)
 
     def _read(self, line: Line) -> None:
         if not line.level:
-            self._look_for_life(line.text)
+            self._look_for_life(line)
             if _NCCL_WARNING in line.text:
                 self._nccl.append(line.text)
             if rank := _RANK.match(line.text):
                 line = line._replace(text=line.text[rank.end() :] or " ", process=line.process or rank[1])
-        reader = self._reader(line)
-        was_idle = reader.idle
+        stream = self._stream(line)
+        reader = stream.reader
+        if was_idle := reader.idle:
+            stream.began = self._order
         if trace := reader.say(line.text):
             if len(trace.raised) == 1:
-                self._keep(Said(self._order, line, telling_of_trace(trace, line.level), trace))
-            self._dying = self._dying or ends_the_engine(trace, line.level)
+                self._keep(Said(self._order, line, telling_of_trace(trace, line.level), trace, stream.began))
+            self._die(line, ends_the_engine(trace, line.level))
         elif was_idle and reader.idle and (telling := telling_of_line(line)) is not None:
             self._keep(Said(self._order, line, telling))
-            self._dying = self._dying or line_ends_the_engine(line, telling)
+            self._die(line, line_ends_the_engine(line, telling))
 
-    def _reader(self, line: Line) -> TraceReader:
-        key = (line.process, line.pid, line.level, line.source)
+    def _die(self, line: Line, ends: bool) -> None:  # noqa: FBT001 - what was judged of the line
+        if ends and len(self._dying) < _CARRIERS_KEPT:
+            self._dying.add(line.carrier)
+
+    def _stream(self, line: Line) -> _Stream:
+        key = (line.carrier, line.process, line.pid, line.level, line.source)
         stream = self._streams.get(key)
         if stream is None:
             if len(self._streams) >= _STREAMS_KEPT:
@@ -165,20 +226,30 @@ class Collector:
         if stream.clock != line.clock:  # another record of the same place
             stream.reader.cut()
             stream.clock = line.clock
-        return stream.reader
+        return stream
 
     def _keep(self, said: Said) -> None:
         """Keep the first few of each sort, and the last few of what was outlived or only logged."""
-        kept = self._said.setdefault(said.told, deque())
+        kept = self._said.setdefault((said.line.carrier, said.told), deque())
+        if len(self._said) > _STREAMS_KEPT:
+            self._said.popitem(last=False)
         if len(kept) >= _KEPT:
             if not (kept[0].outlived or said.told is Telling.LOGGED):
                 return
             kept.popleft()
         kept.append(said)
 
-    def _ending_lines(self) -> list[Signature]:
-        """Return the fatal signatures whose line was seen."""
-        return [known for known in self._known if known.id in self._seen and known.severity is Severity.FATAL]
+    def _ending_lines(self, said: Said | None) -> frozenset[str]:
+        """Return the fatal signatures whose line goes with the root cause, or where nothing said why with the end."""
+        places = [(said.began or said.order, said.order)] if said else []
+        places += [(self._order, self._order)] if is_silent(said) else []
+        traced = [text for raised in said.trace.raised for text in raised.lines] if said and said.trace else []
+        return frozenset(
+            known.id
+            for known in self._known
+            if known.severity is Severity.FATAL and (seen := self._seen.get(known.id))
+            if any(seen.near(*place) for place in places) or any(map(known.match.search, traced))
+        )
 
     def _all_said(self) -> list[Said]:
-        return [said for kept in self._said.values() for said in kept]
+        return [said for (carrier, _), kept in self._said.items() if self._is_own(carrier) for said in kept]

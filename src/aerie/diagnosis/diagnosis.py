@@ -21,6 +21,10 @@ _CHAIN_LINES = 3  # of each exception that followed from the root cause
 _PYDANTIC_DETAIL = re.compile(r" ?\[type=\w+, input_value=.*?, input_type=\w+\]$", re.MULTILINE)
 _GPU_WORDS = re.compile(r"CUDA|cuda|NCCL|nccl|cuBLAS|CUBLAS|NVML|Watchdog|device-side|Triton Error")
 _ARGUMENTS = re.compile(r"[\w ./-]{1,80}: error: |.*ValidationError: \d+ validation error")
+# What Python and vLLM themselves refuse, whatever the message goes on to name.
+_OWN_REASON = re.compile(
+    rf"{_ARGUMENTS.pattern}|(?:\w+\.)*(?:Value|Type|Key|Index|Attribute|NotImplemented|Import|ModuleNotFound|Validation)Error\b"
+)
 _EXIT_CODE = re.compile(r"exit code:? -?\d")
 _KILLED = re.compile(r"exit code: -9\b|died with exit code -9\b|\bKilled\b|SIGKILL")
 
@@ -108,6 +112,8 @@ def _explains(evidence: Evidence, root: RootCause | None, end: End) -> bool:
     """Tell whether it may be the reason: an exception of Python's own explains itself, a lost GPU shows as CUDA's."""
     if end.silent or root is None:
         return True
+    if _OWN_REASON.match(root.text):
+        return False
     return evidence.kind is Kind.HARDWARE and any(_GPU_WORDS.search(text) for text in (root.text, *root.chain))
 
 

@@ -67,7 +67,7 @@ _XIDS: dict[int, tuple[Kind | None, str]] = {
 _PCI = r"(?:[0-9A-Fa-f]{4,8}:)?[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}(?:\.[0-7])?"
 _PREFIX = re.compile(
     r"(?P<at>\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?) (?:\S{1,253} kernel: )?"
-    r"|[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \S{1,253} kernel: "
+    r"|[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d(?:\.\d{1,6})? \S{1,253} kernel: "
     r"|\[ {0,9}\d{1,9}\.\d{6}\] "
 )
 _XID = re.compile(rf"NVRM: Xid \((?:PCI:)?({_PCI})\): (\d{{1,4}})\b(?:,.*?\bpid='?(\d+))?")
@@ -204,6 +204,15 @@ def relevant(evidence: Iterable[Evidence], at: float, gpus: Collection[str] = ()
     own = {pci_address(gpu) for gpu in gpus}
     near = [one for one in evidence if (one.at is None or -BEFORE <= one.at - at <= AFTER) and _concerns(one, own)]
     return sorted(near, key=lambda one: at if one.at is None else one.at)
+
+
+def seconds_between(earlier: str, later: str) -> float:
+    """Return the time between two of vLLM's clocks ("11-29 13:34:58"), which have no year; 0.0 where one is none."""
+    try:  # in a leap year, which has every day
+        first, last = (datetime.strptime(f"2024-{clock}", "%Y-%m-%d %H:%M:%S") for clock in (earlier, later))  # noqa: DTZ007
+    except ValueError:
+        return 0.0
+    return (last - first).total_seconds() % (366 * 86400)
 
 
 def _concerns(evidence: Evidence, gpus: Collection[str]) -> bool:

@@ -68,6 +68,8 @@ class Said:
     told: Telling
     """How much it told when it was said."""
     trace: Trace | None = None
+    began: int = 0
+    """As `order`: the trace's first line."""
     outlived: bool = False
     """The engine went on."""
 

@@ -1,0 +1,181 @@
+"""What of a mixed log belongs to the engine's end: its own output, fatal lines that go with it, the kernel's."""
+
+# ruff: noqa: E501 - a log's lines are as long as they are
+
+import re
+
+import pytest
+
+from aerie.diagnosis import Collector, Evidence, Kind, Severity, parse_kernel
+from aerie.diagnosis.signatures import Signature, Where
+from aerie.startup.lines import parse
+
+NVML = Signature(
+    id="gpus-lost",
+    title="The container has lost its GPUs",
+    match=re.compile("Failed to initialize NVML"),
+    where=Where.LINE,
+    needle="NVML",
+    kind=Kind.HARDWARE,
+    severity=Severity.FATAL,
+    cause="They were taken away.",
+    remedy="Recreate it.",
+    source="vllm/platforms/cuda.py (0.32.0)",
+    excerpt="Failed to initialize NVML: Unknown Error",
+)
+LOST = "Failed to initialize NVML: Unknown Error\n"
+UP = "(APIServer pid=1) INFO 11-29 13:35:00 [a.py:1] up\n"
+RAISED = """\
+(EngineCore pid=7) ERROR 11-29 13:35:01 [core.py:1010] EngineCore encountered a fatal error.
+(EngineCore pid=7) ERROR 11-29 13:35:01 [core.py:1010] Traceback (most recent call last):
+(EngineCore pid=7) ERROR 11-29 13:35:01 [core.py:1010]   File "/v/site-packages/vllm/a.py", line 5, in forward
+(EngineCore pid=7) ERROR 11-29 13:35:01 [core.py:1010]     probe()
+(EngineCore pid=7) ERROR 11-29 13:35:01 [core.py:1010] RuntimeError: never heard of
+"""
+GONE = "(EngineCore pid=7) ERROR 11-29 13:35:01 [multiproc_executor.py:315] Worker proc VllmWorker-3 died unexpectedly (exit code: None), shutting down executor.\n"
+OTHERS = """\
+Traceback (most recent call last):
+  File "/usr/local/bin/backup.py", line 88, in <module>
+    main()
+PermissionError: [Errno 13] Permission denied: '/srv/backup/list'
+"""
+XID = "2026-11-29T13:34:57+0000 gpuhost01 kernel: NVRM: Xid (PCI:0000:41:00): 79, pid=6755, name=VLLM::Worker_TP3, GPU has fallen off the bus.\n"
+KILLED = "Nov 29 13:34:57 gpuhost01 kernel: Memory cgroup out of memory: Killed process 23793 (VLLM::Worker) total-vm:2623712kB\n"
+
+
+def collected(*texts, known=(NVML,)):
+    collector = Collector(known)
+    for text in texts:
+        collector.feed(parse(text))
+    return collector
+
+
+def carried(service, text):
+    return "".join(f"{service}  | {line}\n" for line in text.splitlines())
+
+
+@pytest.mark.parametrize("level", ["DEBUG", "INFO", "WARNING"])
+def test_what_is_only_logged_ends_nothing(level):
+    request = f"(APIServer pid=1) {level} 11-29 13:35:00 [logger.py:42] Received request: prompt: '{LOST.strip()}'\n"
+    assert collected(request).diagnose() is None
+    assert collected(request, RAISED).diagnose().signature is None
+    assert collected(request).diagnose("ended with exit code 1").signature is None
+
+
+def test_a_fatal_line_counts_as_the_last_word_and_not_from_long_ago():
+    assert collected(UP, LOST).diagnose().signature == "gpus-lost"
+    assert collected(LOST, UP * 300).diagnose() is None
+    assert collected(LOST, UP * 300).diagnose("ended with exit code 1").signature is None
+
+
+def test_a_fatal_line_goes_with_the_exception_beside_it_and_with_no_other():
+    assert collected(LOST, RAISED).diagnose().signature == "gpus-lost"
+    assert collected(LOST, UP * 300, RAISED).diagnose().signature is None
+    assert collected(LOST, UP * 300, LOST, RAISED).diagnose().signature == "gpus-lost"
+    assert collected(RAISED, UP * 300, LOST).diagnose().signature is None
+
+
+def test_a_fatal_line_goes_with_a_long_traceback_that_begins_after_it():
+    frame, code = RAISED.splitlines(keepends=True)[2:4]
+    assert collected(LOST, RAISED.replace(frame + code, (frame + code) * 150)).diagnose().signature == "gpus-lost"
+
+
+def test_a_fatal_line_of_the_traceback_itself_is_found_however_far_other_lines_stand_between():
+    inside = RAISED.replace("probe()", "probe()  # Failed to initialize NVML")
+    head, tail = inside.split("RuntimeError", 1)
+    head = head[: head.rindex("(")]
+    said = collected(head, UP * 300, f"(EngineCore pid=7) ERROR 11-29 13:35:01 [core.py:1010] RuntimeError{tail}")
+    assert said.diagnose().signature == "gpus-lost"
+
+
+def test_what_another_service_says_is_not_the_engines():
+    found = collected(carried("webui-1", OTHERS), carried("vllm-1", UP + RAISED)).diagnose()
+    assert found.root.text == "RuntimeError: never heard of"
+    assert collected(carried("vllm-1", UP), carried("webui-1", OTHERS + LOST)).diagnose() is None
+    usage = collected(carried("vllm-1", UP), carried("webui-1", "backup.py: error: no such option\n"))
+    assert usage.diagnose() is None
+
+
+def test_what_another_service_lives_through_does_not_revive_the_engine():
+    life = carried("webui-1", "INFO:     Application startup complete.\n")
+    printed = RAISED.replace("encountered a fatal error.", "said:").replace(
+        "(EngineCore pid=7) ERROR 11-29 13:35:01 [core.py:1010] ", ""
+    )
+    assert collected(carried("vllm-1", UP + printed), life).diagnose() is not None
+
+
+def test_traces_of_two_services_that_print_at_once_are_told_apart():
+    ours = RAISED.replace("(EngineCore pid=7) ERROR 11-29 13:35:01 [core.py:1010] ", "").splitlines()[1:]
+    pairs = zip(ours, OTHERS.splitlines(), strict=True)
+    mixed = "".join(f"vllm-1  | {own}\nwebui-1  | {other}\n" for own, other in pairs)
+    assert collected(carried("vllm-1", UP), mixed).diagnose().root.text == "RuntimeError: never heard of"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        UP,
+        "WARNING 11-29 13:35:00 [a.py:1] x\n",
+        "aerie: starting\n",
+        "usage: vllm serve [model_tag] [options]\n",
+        '  File "/v/site-packages/vllm/a.py", line 5, in forward\n',
+        "vllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered an issue.\n",
+        "RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}\n",
+    ],
+)
+def test_lines_that_vllm_alone_writes(line):
+    assert collected(line).is_vllms
+
+
+@pytest.mark.parametrize(
+    "line", [OTHERS, "INFO:     Application startup complete.\n", XID, "2026 [emerg] bind() failed\n"]
+)
+def test_lines_that_anybody_writes(line):
+    assert not collected(line).is_vllms
+
+
+def test_the_kernels_lines_of_the_log_explain_a_silent_end():
+    found = collected(UP, XID, GONE).diagnose()
+    assert found.kind is Kind.HARDWARE
+    assert "fell off the bus" in found.evidence[0]
+    assert collected(UP, KILLED, GONE).diagnose().kind is Kind.MEMORY
+    assert collected(UP, KILLED, GONE, known=None).diagnose().signature == "kernel-oom-kill-container"
+
+
+def test_the_kernels_lines_of_the_log_do_not_end_an_engine_by_themselves():
+    assert collected(UP, XID, KILLED).diagnose() is None
+
+
+def test_the_kernels_lines_long_before_the_end_do_not_belong_to_it():
+    later = GONE.replace("13:35:01", "13:55:01")
+    assert collected(UP, XID, UP * 300, later).diagnose().evidence == ()
+    assert collected(UP, XID, UP * 300, GONE).diagnose().kind is Kind.HARDWARE, "much is logged in a minute"
+    assert collected(UP, XID, later).diagnose().kind is Kind.HARDWARE, "and little in an hour without requests"
+
+
+USAGE = "usage: vllm serve [model_tag] [options]\nvllm serve: error: argument --port: invalid int value: 'x'\n"
+REFUSED = """\
+Traceback (most recent call last):
+  File "/v/bin/vllm", line 8, in <module>
+    sys.exit(main())
+pydantic_core._pydantic_core.ValidationError: 1 validation error for VllmConfig
+  Value error, CUDA graphs of NCCL do not go with cuda:0. [type=value_error, input_value=1, input_type=int]
+"""
+
+
+@pytest.mark.parametrize("known", [(), None])
+@pytest.mark.parametrize("said", [USAGE, USAGE.replace("int value: 'x'", "choice: 'CUDA'"), REFUSED])
+@pytest.mark.parametrize("kind", [None, Kind.KILLED])
+def test_nothing_outside_overrules_a_configuration_that_vllm_refuses(said, known, kind):
+    outside = [*parse_kernel(XID + KILLED), Evidence("cgroup", None, "oom_kill 1", kind=Kind.MEMORY)]
+    found = collected(said, known=known).diagnose("vllm serve ended with exit code 2", outside, kind)
+    assert found.kind is Kind.CONFIGURATION
+    assert len(found.evidence) == 3
+    assert collected(XID, KILLED, said, known=known).diagnose().kind is Kind.CONFIGURATION
+
+
+@pytest.mark.parametrize(("outside", "kind"), [(XID, Kind.HARDWARE), (KILLED, Kind.MEMORY)])
+def test_what_stands_outside_explains_a_worker_that_was_killed_without_a_word(outside, kind):
+    for said in (GONE, GONE.replace("None", "-9"), ""):
+        found = collected(said).diagnose("VLLM::Worker_TP3 (pid 7) died", parse_kernel(outside), Kind.KILLED)
+        assert found.kind is kind
