@@ -237,13 +237,14 @@ class Examples(Example):
 
     def ready_again(self) -> dict[str, Any]:
         """After a failure, which is not forgotten yet."""
-        exited = Exit(None, "SIGSEGV", self.ago(1500))
+        start, failures = self.done(80), 1
+        exited = Exit(None, "SIGSEGV", datetime.fromtimestamp(start.began, UTC) - BACK_OFF[failures - 1])
         return self.state(
             Phase.READY,
-            self.done(80),
+            start,
             since=self.ago(80),
             starts=3,
-            failures=1,
+            failures=failures,
             hangs=1,
             exit=exited,
             serving=Serving(1, 0, 0.02, 88.4, 0.0),
@@ -268,7 +269,8 @@ class Examples(Example):
         )
 
     def failed_while_serving(self) -> dict[str, Any]:
-        return self.crashed(Phase.FAILED, UNKNOWN, self.done(900), 2)
+        root = replace(UNKNOWN.root, file="vllm/v1/sample/rejection_sampler.py", line=131, function="forward")
+        return self.crashed(Phase.FAILED, replace(UNKNOWN, root=root), self.done(900), 2)
 
     def killed(self) -> dict[str, Any]:
         return self.crashed(Phase.FAILED, KILLED, self.done(900), 2, how="VLLM::EngineCore (pid 77) died")

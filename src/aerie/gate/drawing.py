@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any
 
 from aerie.gate.state import State
-from aerie.gate.words import Outlook, Step, clock, percent, rough
+from aerie.gate.words import Outlook, Step, clock, how_it_is, percent, rough
 
 _NARROW = 48  # columns below which one line must do
 _WIDEST_BAR = 60
@@ -96,8 +96,8 @@ def overview(state: State, columns: int, style: Style, retry: str) -> Iterator[s
     since = f"since {state['since']}"
     model = clip(state["model"], max(1, columns - len(phase) - len(since) - 3))
     yield f"{model}  {style.paint(phase, _COLOURS.get(phase, '1;31'))} {since}".strip()
-    if state["reason"]:
-        yield clip(f"  {state['reason']}", columns)
+    if reason := how_it_is(state):
+        yield clip(f"  {reason}", columns)
     if start and not start["ended"] and phase not in _DOWN:
         yield ""
         yield from (_phase_line(each, start["phase"], columns, style) for each in _phases(start))

@@ -53,6 +53,17 @@ def step_of(state: State) -> Step:
     )
 
 
+def how_it_is(state: State) -> str:
+    """Return the state's reason without the cause, for whoever shows the diagnosis as well."""
+    reason, diagnosis = state["reason"] or "", state["diagnosis"]
+    if diagnosis is None:
+        return reason
+    said = diagnosis["root"]["text"].partition("\n")[0] if diagnosis["root"] else ""
+    for shown in filter(None, (diagnosis["title"], said)):
+        reason = reason.removesuffix(f": {shown}")
+    return reason
+
+
 def percent(fraction: float | None) -> str:
     """Return a fraction as whole percent, 100 only where it is all; empty for None."""
     return "" if fraction is None else f"{int(fraction * 100 + 1e-9)}%"

@@ -17,7 +17,7 @@ from aerie.diagnosis.diagnosis import Diagnosis, End, conclude
 from aerie.diagnosis.signatures import Where, signatures
 from aerie.engine_metrics import Speculation
 from aerie.gate.container import in_container
-from aerie.gate.words import percent, rough
+from aerie.gate.words import how_it_is, percent, rough
 
 _HERE = Path(__file__).parent
 _REFRESH = 3  # seconds, where JavaScript is off
@@ -109,7 +109,7 @@ def render(state: Mapping[str, Any], now: datetime, container: str | None = None
         until_next_start=_until(state["next_start"], now) if state["next_start"] else "",
         place=_place(diagnosis["root"]) if diagnosis and diagnosis["root"] else "",
         evidence_title=_evidence_title(diagnosis) if diagnosis else "",
-        ending=_ending(state),
+        ending=how_it_is(state),
         retry=in_container("aerie retry", container),
         show_report=in_container(f"cat {diagnosis['report']}", container) if diagnosis and diagnosis["report"] else "",
         serving=state["serving"] if phase == "ready" else None,
@@ -154,17 +154,6 @@ def _evidence_title(diagnosis: Mapping[str, Any]) -> str:
     # Of a process that could not speak, what was seen is all there is.
     silent = kind in {Kind.KILLED, Kind.HUNG}
     return "Seen outside the engine's output" if silent else "Seen at the same time; not taken as the cause"
-
-
-def _ending(state: Mapping[str, Any]) -> str:
-    """Return how the engine ended, without the cause where the page shows that already."""
-    reason, diagnosis = state["reason"] or "", state["diagnosis"]
-    if diagnosis is None:
-        return reason
-    said = diagnosis["root"]["text"].partition("\n")[0] if diagnosis["root"] else ""
-    for shown in filter(None, (diagnosis["title"], said)):
-        reason = reason.removesuffix(f": {shown}")
-    return reason
 
 
 def _movement(start: Mapping[str, Any]) -> str:

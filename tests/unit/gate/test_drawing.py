@@ -139,6 +139,13 @@ def test_the_overview_of_a_held_service_has_the_way_on_and_no_phases(state):
     ]
 
 
+@pytest.mark.parametrize("cause", ["no key", "KeyError: 'x'"])
+def test_the_overview_leaves_the_cause_to_the_diagnosis(state, diagnosis, cause):
+    told = diagnosis | {"title": "no key", "root": {"text": "KeyError: 'x'\nof y"}}
+    failed = state(phase="failed", reason=f"vllm serve ended with exit code 1: {cause}", diagnosis=told)
+    assert list(overview(failed, 80, PLAIN, RETRY))[1] == "  vllm serve ended with exit code 1"
+
+
 @pytest.mark.parametrize("phase", ["starting", "checking", "ready", "unready", "stopping", "stopped"])
 def test_only_a_service_that_is_down_can_be_started_anew(state, phase):
     assert "aerie retry" not in "\n".join(overview(state(phase=phase), 80, PLAIN, RETRY))

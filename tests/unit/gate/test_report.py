@@ -1,8 +1,11 @@
 """The state in a terminal."""
 
 import json
+from datetime import UTC, datetime
+from pathlib import Path
 
 import pytest
+from states import Examples
 
 from aerie.cli import main
 from aerie.gate.report import _retry
@@ -44,3 +47,12 @@ def test_nobody_there_exits_4(capsys):
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err.startswith("no answer from 127.0.0.1:9: ")
+
+
+def test_the_readme_shows_what_is_printed_of_a_killed_engine(answers, capsys, monkeypatch):
+    monkeypatch.setattr("aerie.gate.report.this_container", lambda: "3f2a9c1b7d20")
+    killed = Examples(datetime(2026, 11, 29, 22, 0, tzinfo=UTC)).killed() | {"model": "aerie-tiny"}
+    answers["/status"] = (200, json.dumps(killed))
+    assert main(["status", answers["url"]]) == 1
+    readme = (Path(__file__).parents[3] / "README.md").read_text()
+    assert f"\n```\n{capsys.readouterr().out}```\n" in readme

@@ -280,7 +280,7 @@ def test_ready_tells_speculation_and_load():
 def test_ready_tells_of_the_restarts_before_it():
     text = page(EXAMPLE.ready_again()).text
     assert "Engine restarts 2 Of them after a hang 1 Failures in a row 1, forgotten" in text
-    assert "Last end killed by SIGSEGV, 21:35:00 UTC" in text
+    assert "Last end killed by SIGSEGV, 21:40:40 UTC" in text
     assert "Engine restarts" not in page(EXAMPLE.ready()).text
 
 
@@ -293,7 +293,7 @@ def test_an_engine_that_has_drafted_nothing_says_so():
 def test_an_engine_that_has_served_is_not_quoted():
     """The state keeps its words back, since they may quote a request; its last line is kept back here."""
     text = page(EXAMPLE.failed_while_serving(), container="3f2a9c1b7d20").text
-    assert "IndexError Worker_TP3 (pid 412) · vllm/model_executor/models/llama_eagle3.py:217" in text
+    assert "IndexError Worker_TP3 (pid 412) · vllm/v1/sample/rejection_sampler.py:131 in forward" in text
     assert "on the host: docker exec 3f2a9c1b7d20 cat /var/lib/aerie/crashes/2026-11-29T21-59-58Z.txt" in text
     assert "out of bounds" not in text
     assert "SECRET" not in render(EXAMPLE.ready() | {"last_line": "SECRET"}, NOW)
