@@ -44,7 +44,10 @@ def ask_in_vain(service: Service) -> threading.Thread:
     return caller
 
 
-@pytest.mark.parametrize(("pattern", "busy"), [(WORKER, True), (ENGINE_CORE, False)], ids=["serving", "idle"])
+@pytest.mark.parametrize(
+    ("pattern", "busy"),
+    [pytest.param(WORKER, True, id="serving"), pytest.param(ENGINE_CORE, False, id="idle", marks=pytest.mark.slow)],
+)
 def test_a_stopped_process_is_found_named_and_mended(running: Service, pattern: str, *, busy: bool) -> None:
     before = status(running)
     assert before["phase"] == "ready"
