@@ -68,7 +68,8 @@ def outside(oom_kills: int, at: float, cgroup: MemoryCgroup, kernel_log: Path = 
 
     `at` is now, in seconds since the epoch. What the kernel said may be older; `relevant` knows how old is too old.
     """
-    return [*_killed(cgroup.oom_kills() - oom_kills, at, cgroup.limit()), *_kernel(kernel_log)]
+    older = kernel_log.with_name(f"{kernel_log.name}.1")
+    return [*_killed(cgroup.oom_kills() - oom_kills, at, cgroup.limit()), *_kernel(older), *_kernel(kernel_log)]
 
 
 def _killed(kills: int, at: float, limit: int | None) -> list[Evidence]:

@@ -75,6 +75,14 @@ def test_the_kernels_lines_are_told(tmp_path):
     assert told.at == pytest.approx(datetime(2026, 11, 29, 22, 20, tzinfo=UTC).timestamp(), abs=0.01)
 
 
+def test_the_older_half_of_a_log_that_was_cut_is_read_too(tmp_path):
+    line = "2026-11-29T22:2{}:00.000001+0000 kernel: NVRM: Xid (PCI:0000:{}:00): 79, GPU has fallen off the bus.\n"
+    (tmp_path / "kernel.log.1").write_text(line.format(0, 41))
+    (tmp_path / "kernel.log").write_text(line.format(1, 51))
+    told = outside(0, 1.0, MemoryCgroup(tmp_path, tmp_path), tmp_path / "kernel.log")
+    assert [one.pci for one in told] == ["0000:41:00", "0000:51:00"]
+
+
 def test_only_whole_lines_of_the_end_of_a_long_log_are_read(tmp_path):
     log = tmp_path / "kernel.log"
     line = "2026-11-29T22:00:00.000001+0000 kernel: pcieport 0000:40:01.1: AER: Corrected error message received\n"
