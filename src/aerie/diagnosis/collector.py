@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from aerie.diagnosis.diagnosis import Diagnosis, End, conclude
 from aerie.diagnosis.evidence import BEFORE, Evidence, parse_kernel, seconds_between
+from aerie.diagnosis.reported import SupervisorReader
 from aerie.diagnosis.root_cause import (
     Said,
     Telling,
@@ -82,6 +83,7 @@ class Collector:
         self._vllms: set[str] = set()
         self._kernels: deque[tuple[int, str, Evidence]] = deque(maxlen=_KERNELS_KEPT)
         self._clock = ""
+        self._supervisor = SupervisorReader(self._known)
         self._pids: OrderedDict[str, int] = OrderedDict()
         self._nccl: deque[str] = deque(maxlen=_NCCL_KEPT)
         self._order = 0
@@ -118,6 +120,9 @@ class Collector:
             self._clock = line.clock or self._clock
             if line.carrier not in self._vllms and (line.process or line.source or _VLLMS.match(line.text)):
                 self._vllms.add(line.carrier)
+            if not (line.process or line.level) and self._supervisor.say(line.text):
+                self._stopping = self._stopping or (self._supervisor.stopping and not self.dying)
+                continue
             self._search(line)
             if line.pid is not None and line.process:
                 self._remember(line.process, line.pid)
@@ -136,13 +141,18 @@ class Collector:
         already: KILLED, or HUNG.
         """
         said = most_telling(self._all_said())
+        reported = self._supervisor if ended is None else None  # whoever saw the end knows it
+        if reported and (told := reported.told):
+            ended, kind, evidence = told.words, kind or told.kind, (*told.evidence, *evidence)
         ending = self._ending_lines(said)
         broke = self.dying or ending or (said is not None and said.telling >= Telling.RAISED)
-        if ended is None and not broke:
+        if ended is None and not broke and not (reported and reported.report):
             return None
         about_nccl = said is None or is_silent(said) or _ABOUT_NCCL.search(words(said))
         remarks = tuple(self._nccl) if about_nccl else ()
         root = root_cause(said, self._pids, remarks) if said else None
+        if reported and (diagnosis := reported.diagnosis(root, evidence)):
+            return diagnosis
         end = End(ended, kind, (*self._of_the_kernel(), *evidence), silent=is_silent(said))
         return conclude(root, end, self._known, ending)
 

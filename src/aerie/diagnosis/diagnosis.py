@@ -12,8 +12,17 @@ from aerie.diagnosis.signatures import Kind, Severity, Signature, Where
 
 WIDTH = 100
 """Columns of the text."""
+RULE = "-" * WIDTH
+HANDBOOK = "docs/troubleshooting.md"
+# The text's parts, by which `reported` reads it again.
+ROOT_CAUSE, WHY, WHAT_TO_DO, SEEN_OUTSIDE, SEE = (
+    "Root cause",
+    "Why",
+    "What to do",
+    "Seen outside the engine's output",
+    "See",
+)
 
-_HANDBOOK = "docs/troubleshooting.md"
 _EVIDENCE_SHOWN = 6
 _ROOT_LINES = 12
 _CHAIN_LINES = 3  # of each exception that followed from the root cause
@@ -69,16 +78,15 @@ class Diagnosis:
 
     def text(self) -> str:
         """Return what an operator reads last: plain text of at most `WIDTH` columns, without a newline at its end."""
-        rule = "-" * WIDTH
-        blocks = [[rule, *_wrap(f"DIAGNOSIS: {self.title} ({self.kind})", "", "  "), rule]]
+        blocks = [[RULE, *_wrap(f"DIAGNOSIS: {self.title} ({self.kind})", "", "  "), RULE]]
         if self.root:
             blocks += [_root(self.root)]
-        blocks += [_block("Why", self.cause), _block("What to do", self.remedy)]
+        blocks += [_block(WHY, self.cause), _block(WHAT_TO_DO, self.remedy)]
         if self.evidence:
-            blocks += [["Seen outside the engine's output", *_listed(self.evidence)]]
+            blocks += [[SEEN_OUTSIDE, *_listed(self.evidence)]]
         if self.signature:
-            blocks += [["See", *_wrap(f"{_HANDBOOK}#{self.signature}", "  ", "  "), *_wrap(self.source, "  ", "  ")]]
-        text = "\n\n".join("\n".join(block) for block in blocks) + f"\n{rule}"
+            blocks += [[SEE, *_wrap(f"{HANDBOOK}#{self.signature}", "  ", "  "), *_wrap(self.source, "  ", "  ")]]
+        text = "\n\n".join("\n".join(block) for block in blocks) + f"\n{RULE}"
         # What a log holds besides text must not reach a terminal.
         return "".join(sign if sign.isprintable() or sign == "\n" else "\N{REPLACEMENT CHARACTER}" for sign in text)
 
@@ -217,7 +225,7 @@ def _unknown(kind: Kind, end: End, explaining: Sequence[Evidence]) -> _Words:
 def _root(root: RootCause) -> list[str]:
     who = f"{root.process} (pid {root.pid})" if root.process and root.pid else root.process
     where = " at ".join(filter(None, (who, root.place)))
-    lines = ["Root cause"]
+    lines = [ROOT_CAUSE]
     if where:
         lines += _wrap(f"in {where}", "  ", "    ")
     if root.innermost and root.innermost != root.place:
