@@ -278,6 +278,29 @@ INNOCENT = [
         "module-failed-to-import",
         "(Worker pid=9) WARNING 11-29 14:05:11 [import_utils.py:417] Module numba was found but failed to import",
     ),
+    (
+        "model-config-contradicts-itself",
+        raised(
+            "huggingface_hub.errors.StrictDataclassFieldValidationError: Validation error for field 'do_resize':",
+            "transformers/processing_utils.py in __call__",
+            "huggingface_hub/dataclasses.py in validate_typed_dict",
+        ),
+    ),
+    ("eagle3-over-stages-unsupported", raised("ValueError: Mixer does not support LoRA with pipeline parallelism")),
+    (
+        "gpu-number-unknown",
+        raised(
+            "vllm.third_party.pynvml.NVMLError_InvalidArgument: Invalid Argument",
+            "vllm/v1/worker/gpu_worker.py in init_device",
+            "vllm/third_party/pynvml.py in nvmlDeviceGetMemoryAffinity",
+        ),
+    ),
+    (
+        "address-not-local",
+        raised(
+            "OSError: [Errno 99] Cannot assign requested address", "urllib3/util/connection.py in create_connection"
+        ),
+    ),
 ]
 
 
