@@ -1,6 +1,5 @@
 """Draws the state for a terminal: lines of text that fit its width. Pure."""
 
-import re
 import unicodedata
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -8,7 +7,7 @@ from datetime import datetime
 from typing import Any
 
 from aerie.gate.state import State
-from aerie.gate.words import Outlook, Step, clock, how_it_is, percent, rough
+from aerie.gate.words import Outlook, Step, clock, how_it_is, percent, plain, rough
 
 _NARROW = 48  # columns below which one line must do
 _WIDEST_BAR = 60
@@ -17,7 +16,6 @@ _NUMBERS = 6  # columns for a percentage
 _NAMES = 28  # columns for the names of phases
 _DOWN = frozenset({"failed", "held"})
 _COLOURS = {"ready": "1;32", "starting": "1;36", "checking": "1;36"}
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +48,7 @@ def cells(text: str) -> int:
 
 def clip(text: str, columns: int) -> str:
     """Return `text` without control characters, cut to so many columns."""
-    text = _CONTROL.sub(" ", text)
+    text = plain(text)
     if cells(text) <= columns:
         return text
     kept, used = [], 0

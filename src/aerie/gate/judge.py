@@ -160,6 +160,8 @@ def _diagnosis(state: State, verdict: Verdict) -> Mapping[str, Any] | None:
     if diagnosis is None or state["phase"] in {"stopping", "stopped"}:
         return None
     if verdict is Verdict.STALLED and state["phase"] != "failed":
+        if state["start"] is None:
+            return None
         began, at = (datetime.fromisoformat(text) for text in (state["start"]["began"], diagnosis["at"]))
         return diagnosis if at >= began else None
     return diagnosis

@@ -1,9 +1,11 @@
 """The state in words: where a service is, how long its start will take. Pure."""
 
+import re
 from dataclasses import dataclass
 
 from aerie.gate.state import State
 
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _MINUTE = 60
 _HOUR = 60 * _MINUTE
 _COUNTED_BELOW = 90  # seconds of an estimate that are worth counting one by one
@@ -41,14 +43,14 @@ def step_of(state: State) -> Step:
     phase, start = state["phase"], state["start"]
     if phase not in {"starting", "checking"} or not start or not start["phase"]:
         again = f"; next start at {state['next_start']}" if state["next_start"] else ""
-        return Step(": ".join(filter(None, (phase, state["reason"]))) + again)
+        return Step(": ".join(filter(None, (phase, plain(state["reason"] or "")))) + again)
     progress = next(
         ((each["detail"], percent(each["fraction"])) for each in start["phases"] if each["name"] == start["phase"]), ()
     )
     waiting = start["waiting_for"] and f"waiting for {start['waiting_for']}"
     return Step(
         start["phase"],
-        ", ".join(filter(None, (*progress, waiting))),
+        plain(", ".join(filter(None, (*progress, waiting)))),
         Outlook(start["fraction"], start["remaining_seconds"]),
     )
 
@@ -62,6 +64,11 @@ def how_it_is(state: State) -> str:
     for shown in filter(None, (diagnosis["title"], said)):
         reason = reason.removesuffix(f": {shown}")
     return reason
+
+
+def plain(text: str) -> str:
+    """Return `text` without control characters: a log's would reach the terminal that it is shown on."""
+    return _CONTROL.sub(" ", text)
 
 
 def percent(fraction: float | None) -> str:

@@ -5,7 +5,7 @@ import pytest
 from aerie.gate import state as state_module
 from aerie.gate.judge import Memory, Verdict, judge, tell
 from aerie.gate.state import NoState
-from aerie.gate.words import Outlook, Step
+from aerie.gate.words import Outlook, Step, step_of
 from aerie.supervisor import state as supervisor_state
 
 NOBODY = NoState("no answer from 127.0.0.1:8001: refused")
@@ -176,3 +176,17 @@ def test_a_step_is_told_when_it_begins_and_its_progress_now_and_then():
 
 def test_an_estimate_alone_is_no_news():
     assert told_at(*[(second, Step("compiling", "", Outlook(0.1, 99 - second))) for second in range(0, 90, 9)]) == [0]
+
+
+def test_no_control_character_of_a_log_reaches_a_terminal(state):
+    step = step_of(state(phase="failed", reason="vllm serve died: \x1b[2Jboom\r\nsecond\x07"))
+    assert str(step).isprintable()
+    assert "boom" in str(step)
+    assert str(step_of(state(start={"waiting_for": "rank \x1b[31m3"}))).isprintable()
+
+
+def test_a_halt_of_a_supervisor_that_has_started_nothing_yet(state, diagnosis):
+    """It was started anew, keeps an old diagnosis, and its pause is over."""
+    held_up = state(start=None, diagnosis=diagnosis)
+    verdict = verdict_after((0, held_up), (101, held_up))
+    assert verdict is Verdict.STALLED
