@@ -151,8 +151,10 @@ def _parser() -> argparse.ArgumentParser:
         "diagnose",
         help="say why an engine failed, from its log",
         description="Reads a log of `vllm serve`, as printed or as compose, journald, kubectl or a paste carry it, and "
-        "says what broke first and what to do. Of several starts in it, the last one that failed is told.",
-        epilog="Exit codes: 0 a known cause, 1 one that is not known, 2 wrong usage or no log, 3 no failure in it.",
+        "says what broke first and what to do. Of several starts in it, the last one that failed is told. The log of "
+        "Aerie's container tells what its supervisor knew; lines of the kernel in a log count, too.",
+        epilog="Exit codes: 0 a known cause, 1 one that is not known, 2 wrong usage, no log, or nothing of vLLM's in "
+        "it, 3 no failure in it.",
     )
     diagnose.add_argument("log", metavar="FILE", help="the log, or - for standard input")
     diagnose.add_argument("--json", action="store_true", help="print it as JSON")

@@ -4,25 +4,33 @@ import errno
 import io
 import json
 import os
+import re
+import shlex
 import sys
 import textwrap
 from pathlib import Path
 from typing import Any
 
-from aerie.diagnosis.diagnosis import WIDTH, Diagnosis
+from aerie.diagnosis.diagnosis import HANDBOOK, WIDTH, Diagnosis
 from aerie.diagnosis.signatures import Severity
 from aerie.diagnosis.starts import Starts, read
 
 KNOWN, UNKNOWN, USAGE, NO_FAILURE = range(4)
 
 _STDIN = "-"
+_STDIN_NAME = "standard input"
 _CUT = (
-    "The log ends in the middle of a start. If the engine is gone, it was killed without a word: look for an "
-    "out-of-memory kill in `dmesg`."
+    "The start in {name} is not finished: the log ends in its middle, and names no failure so far. If the engine is "
+    "gone, it was killed without a word: look for an out-of-memory kill in `dmesg`."
 )
+_REVIVED = "The last start in this log has not failed, as far as it goes. The one before it did:"
+_KERNELS_SHOWN = 3
 _PEEKED = 4096  # bytes
 _COMPRESSED = {b"\x1f\x8b": "zcat", b"\x28\xb5\x2f\xfd": "zstdcat", b"\xfd7zXZ": "xzcat", b"BZh": "bzcat"}
-_DOCKERS_JSON = b'{"log":'
+_JSON = b'{"'
+# What jq has to be told, by what the first line holds: Docker's own files, journald's.
+_JSON_FIELDS = {b'{"log":': "-rj .log", b'"MESSAGE"': "-r .MESSAGE"}
+_CSV = re.compile(rb'"?[\w@ -]{1,64}"?(?:,"?[\w@ -]{1,64}"?)+\r?\n[^\n]*,')
 _UTF16 = (b"\xff\xfe", b"\xfe\xff")
 
 
@@ -32,12 +40,13 @@ class LogError(Exception):
 
 def diagnose(path: str, *, as_json: bool) -> int:
     """Print the diagnosis of the log at `path`, "-" for standard input, and return the exit code."""
-    name = "standard input" if path == _STDIN else path
+    name = _STDIN_NAME if path == _STDIN else path
     try:
         starts = _read(path, name)
     except (LogError, OSError) as error:
-        words = error if isinstance(error, LogError) else f"{name} cannot be read: {_reason(error)}"
-        print(f"aerie: {words}", file=sys.stderr)
+        words = str(error) if isinstance(error, LogError) else f"{name} cannot be read: {_reason(error)}"
+        words, *commands = words.split("\n")
+        print(*_wrapped(f"aerie: {words}"), *commands, sep="\n", file=sys.stderr)
         return USAGE
     last = starts.now.diagnose()
     diagnosis = last or starts.failure
@@ -58,7 +67,7 @@ def _reason(error: OSError) -> str:
     if error.errno == errno.ENOENT:
         return "there is no such file"
     if error.errno == errno.EISDIR:
-        return "it is a directory; name a file, or pipe several: cat DIRECTORY/*.log | aerie diagnose -"
+        return "it is a directory; name a file, or pipe several:\n  cat DIRECTORY/*.log | ... -"
     return error.strerror or str(error)
 
 
@@ -73,19 +82,41 @@ def _read(path: str, name: str) -> Starts:
 
 
 def _read_text(log: io.BufferedReader, name: str) -> Starts:
-    first = log.peek(_PEEKED)
+    first = log.peek(_PEEKED)[:_PEEKED]
     if not first:
         raise LogError(f"{name} is empty: give the whole output of `vllm serve`, stderr included")
     for magic, tool in _COMPRESSED.items():
         if first.startswith(magic):
-            raise LogError(f"{name} is compressed: {tool} {name} | aerie diagnose -")
+            raise LogError(_again(f"{name} is compressed", tool, name))
     if first.startswith(_UTF16):
-        raise LogError(f"{name} is UTF-16: iconv -f UTF-16 -t UTF-8 {name} | aerie diagnose -")
-    if first.startswith(_DOCKERS_JSON):
-        raise LogError(f"{name} is Docker's own file, with each line in JSON: jq -rj .log {name} | aerie diagnose -")
+        raise LogError(_again(f"{name} is UTF-16", "iconv -f UTF-16 -t UTF-8", name))
+    if first.startswith(_JSON):
+        what = next((what for sign, what in _JSON_FIELDS.items() if sign in first.partition(b"\n")[0]), "-r .FIELD")
+        raise LogError(_again(f"{name} has each line in JSON", f"jq {what}", name))
+    if _CSV.match(first):
+        raise LogError(f"{name} is CSV: give the column that holds the log's lines, alone and without quotes")
     if b"\0" in first:
         raise LogError(f"{name} is no text: a log is expected, such as the output of `docker compose logs`")
-    return read(log)
+    starts = read(log)
+    if not starts.is_vllms:
+        raise LogError(_not_vllms(name, starts))
+    return starts
+
+
+def _again(problem: str, tool: str, name: str) -> str:
+    """Say how to give the log in text; the command stands on a line of its own, whole, to be copied."""
+    file = "FILE" if name == _STDIN_NAME else shlex.quote(name)
+    return f"{problem}; again with:\n  {tool} {file} | ... -"
+
+
+def _not_vllms(name: str, starts: Starts) -> str:
+    """Say what a log that holds nothing of an engine's holds instead; no remedy of an engine's fits it."""
+    found = starts.now.diagnose("ended")
+    said = found.root.text.partition("\n")[0] if found and found.root else ""
+    told = [f"What broke is another program's, or lines are missing: {said}."] if said else []
+    told += [f"It has this of the {one}." for one in found.evidence[:_KERNELS_SHOWN]] if found else []
+    whole = "Give the whole output of `vllm serve`, stderr included, or of its container."
+    return " ".join((f"{name} is no log of vLLM: nothing in it is vLLM's.", *told, whole))
 
 
 def _as_json(starts: Starts, last: Diagnosis | None) -> dict[str, Any]:
@@ -104,15 +135,24 @@ def _others(starts: Starts, last: Diagnosis | None) -> int:
 
 def _words(starts: Starts, last: Diagnosis | None, name: str) -> list[str]:
     diagnosis = last or starts.failure
-    lines = [diagnosis.text() + "\n" if diagnosis else f"No failure in {name}."]
-    if diagnosis and not last:
-        lines += ["The start after this one has not failed, as far as the log goes."]
+    lines = [_REVIVED] if diagnosis and not last else []
+    if diagnosis:
+        lines += [diagnosis.text() + "\n"]
+    elif starts.settled:
+        lines += _wrapped(f"No failure in {name}.")
+    else:
+        lines += _wrapped(_CUT.format(name=name))
     if others := _others(starts, last):
-        lines += [f"{others} earlier {'start' if others == 1 else 'starts'} in this log failed too."]
-    if diagnosis is None and not starts.settled:
-        lines += textwrap.wrap(_CUT, WIDTH)
+        titles = list(starts.titles)[: None if last else -1]
+        lines += [f"{others} earlier {'start' if others == 1 else 'starts'} in this log failed too:"]
+        lines += [part for title in titles for part in _wrapped(f"  - {title}")]
     for known in starts.now.noticed:
-        word = "harmless" if known.severity is Severity.HARMLESS else "worth a look"
-        more = "" if diagnosis and known.severity is Severity.HARMLESS else f" {known.remedy}"
-        lines += textwrap.wrap(f"Seen, and {word}: {known.title}.{more}", WIDTH, subsequent_indent="  ")
+        if known.severity is Severity.DEGRADED:
+            lines += _wrapped(f"Seen, and worth a look: {known.title}. {known.remedy}")
+    if harmless := [known.id for known in starts.now.noticed if known.severity is Severity.HARMLESS]:
+        lines += _wrapped(f"Seen, and harmless: {', '.join(harmless)} (see {HANDBOOK})")
     return lines
+
+
+def _wrapped(text: str) -> list[str]:
+    return textwrap.wrap(text, WIDTH, subsequent_indent="  ", break_on_hyphens=False)

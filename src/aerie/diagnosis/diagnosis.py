@@ -28,6 +28,8 @@ _ROOT_LINES = 12
 _CHAIN_LINES = 3  # of each exception that followed from the root cause
 # Which field got which object: noise to everybody but pydantic.
 _PYDANTIC_DETAIL = re.compile(r" ?\[type=\w+, input_value=.*?, input_type=\w+\]$", re.MULTILINE)
+# What torch explains of its allocator whenever a GPU is full.
+_ALLOCATOR_DETAIL = re.compile(r" Of the allocated memory .*")
 _GPU_WORDS = re.compile(r"CUDA|cuda|NCCL|nccl|cuBLAS|CUBLAS|NVML|Watchdog|device-side|Triton Error")
 _ARGUMENTS = re.compile(r"[\w ./-]{1,80}: error: |.*ValidationError: \d+ validation error")
 # What Python and vLLM themselves refuse, whatever the message goes on to name.
@@ -230,7 +232,8 @@ def _root(root: RootCause) -> list[str]:
         lines += _wrap(f"in {where}", "  ", "    ")
     if root.innermost and root.innermost != root.place:
         lines += _wrap(f"raised in {root.innermost}", "  ", "    ")
-    quoted = [part for line in _PYDANTIC_DETAIL.sub("", root.text).splitlines() for part in _wrap(line, "  > ", "  > ")]
+    said = _ALLOCATOR_DETAIL.sub("", _PYDANTIC_DETAIL.sub("", root.text))
+    quoted = [part for line in said.splitlines() for part in _wrap(line, "  > ", "  > ")]
     lines += quoted if len(quoted) <= _ROOT_LINES else [*quoted[:_ROOT_LINES], "  > ..."]
     for chained in root.chain[1:]:
         lines += _wrap(f"then: {chained}", "  ", "    ")[:_CHAIN_LINES]

@@ -7,17 +7,19 @@ from typing import BinaryIO
 
 from aerie.diagnosis.collector import LIFE, Collector
 from aerie.diagnosis.diagnosis import Diagnosis
-from aerie.diagnosis.signatures import Signature, Where, signatures
+from aerie.diagnosis.signatures import Severity, Signature, Where, signatures
 from aerie.startup.lines import Line, LineReader
 
 _BLOCK = 64 * 1024  # bytes that are read, or passed over, together
 _WHOLE = 32 * 1024 * 1024  # bytes at the beginning of which nothing is passed over
 _LAST_BLOCKS = 16  # at the end of which nothing is passed over either
-_BEFORE = 4 * 1024  # bytes before a block that are read with it: a traceback's header stands above it
+_BEFORE = 16 * 1024  # bytes before a block that are read with it: a traceback's header, a compiler's own words
 _AFTER = 2  # blocks after one that are read with it: a traceback goes on
 
-# The API server logs its arguments once a start; argparse prints its usage instead.
-_START = ("non-default args: ", "usage: vllm")
+_TITLES_KEPT = 5
+
+# The API server logs its arguments once a start; argparse prints its usage instead. The supervisor comes before both.
+_START = ("non-default args: ", "usage: vllm", "aerie: starting")
 # Where a failure is told, one of these stands. Long ones are found faster than short ones.
 _TELLING = (
     *_START,
@@ -31,9 +33,13 @@ _TELLING = (
     " NCCL WARN ",
     "Segmentation fault",
     "(core dumped)",
+    "\naerie: ",
+    "| aerie: ",
+    "kernel: NVRM",
+    "Killed process",
 )
 # The engine came to life, or somebody stopped it.
-_SETTLED = (*LIFE, "[shutdown]")
+_SETTLED = (*LIFE, "[shutdown]", "aerie: stopping")
 
 
 class Starts:
@@ -45,6 +51,10 @@ class Starts:
         """The last start."""
         self.failures = 0
         """How many of those before it failed."""
+        self.titles: deque[str] = deque(maxlen=_TITLES_KEPT)
+        """What the last of those failed of, the failure after which another start came being the last."""
+        self.is_vllms = False
+        """Whether any line was vLLM's or its supervisor's."""
         self.settled = True
         """The last start came to life or was stopped; or none was seen to begin."""
         self._begun = False
@@ -59,25 +69,30 @@ class Starts:
         """Read what was said next."""
         for begins, said in groupby(lines, lambda line: line.text.startswith(_START)):
             if begins:
-                if self._begun or self.now.dying:
+                if self._begun or self.now.is_vllms:
                     self._close()
                 self._begun, self.settled = True, False
             together = list(said)
             if not self.settled:
                 self.settled = any(sign in line.text for line in together for sign in _SETTLED)
             self.now.feed(together)
+            self.is_vllms = self.is_vllms or self.now.is_vllms
 
     def _close(self) -> None:
         if diagnosis := self.now.diagnose():
             self._failure = diagnosis
             self.failures += 1
+            self.titles.append(diagnosis.title)
         self.now = Collector(self._known)
 
 
 def read(log: BinaryIO) -> Starts:
     """Read a log of any size; of a large one, the blocks that may tell something. Raises OSError."""
     starts = Starts()
-    needles = {known.needle for known in signatures() if known.where is Where.LINE}
+    # A fatal line tells only beside an error or at the end, where everything is read.
+    needles = {
+        known.needle for known in signatures() if known.where is Where.LINE and known.severity is not Severity.FATAL
+    }
     telling = tuple(literal.encode() for literal in (*_TELLING, *sorted(needles)))
     alive = tuple(sign.encode() for sign in LIFE)
     reader = LineReader()

@@ -176,3 +176,17 @@ def test_an_end_that_is_recognised_without_its_cause_is_not_known():
     told = diagnosed(ECHO)
     assert (told.signature, told.known) == ("only-an-echo", False)
     assert "docs/troubleshooting.md#only-an-echo" in told.text()
+
+
+def test_of_a_gpu_that_is_full_the_text_has_what_matters():
+    said = (
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 36.00 GiB. GPU 0 has a total capacity of 139.80 "
+        "GiB of which 28.17 GiB is free. Including non-PyTorch memory, this process has 111.62 GiB memory in use. Of the "
+        "allocated memory 110.88 GiB is allocated by PyTorch, and 4.76 MiB is reserved by PyTorch but unallocated. If "
+        "reserved but unallocated memory is large try setting PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True to avoid "
+        "fragmentation.  See documentation for Memory Management  (https://docs.pytorch.org/docs/stable/notes/cuda.html)"
+    )
+    found = diagnosed(PORT.replace("OSError: [Errno 98] Address already in use", said))
+    assert "111.62 GiB memory in use" in found.text()
+    assert "Of the allocated" not in found.text()
+    assert "Of the allocated" in found.root.text
