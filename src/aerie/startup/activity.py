@@ -2,6 +2,15 @@
 
 from dataclasses import dataclass
 
+# What counts as work between two looks. A hung engine spins: its processes burn CPU time and touch no new page. One
+# that loads, compiles or warms up does. Measured on the CPU: an engine that idles, or whose worker is stopped, 0 faults
+# in 40 s, one that cannot schedule anything up to 8 a second; one that compiles in silence on two busy cores 70 and
+# more, with pauses of up to 8 s.
+FAULTS_A_SECOND = 20.0
+READ = 2**20  # bytes: below it the kernel brings back what memory pressure had taken
+
+UNSEEN = 15.0  # seconds that one look may stand for: while we did not run, neither did the engine, or nobody knows
+
 
 @dataclass(frozen=True, slots=True)
 class ProcessActivity:

@@ -2,16 +2,11 @@
 
 import re
 
-from aerie.startup.activity import Activity
+from aerie.startup.activity import FAULTS_A_SECOND, READ, UNSEEN, Activity
 from aerie.startup.lines import Line
 
-# A hung engine spins: its processes burn CPU time and touch no new page. One that loads, compiles or warms up does.
-# Measured on the CPU: an engine that idles, or whose worker is stopped, 0 faults in 40 s; one that compiles in silence
-# on two busy cores 70 and more a second, with pauses of up to 8 s.
-_FAULTS_A_SECOND = 20.0
 _FAULTS = 200  # at least, so that a look after a tenth of a second sees no work in a handful
 _GREW = 4 * 2**20  # bytes of RSS: below it an allocator breathes
-_READ = 2**20  # bytes: below it the kernel brings back what memory pressure had taken
 _GPU = 2 * 2**20  # bytes, the grain in which a driver hands out memory
 
 # Written again and again by processes that wait, and by whoever probes them.
@@ -24,15 +19,26 @@ _REMEMBERED = 1024  # lines; more different ones than that are no heartbeat
 
 
 class Movement:
-    """When a start moved last, and what showed it."""
+    """When a start moved last, what showed it, and for how long it has not moved since.
+
+    How long counts in looks: a machine that was suspended, a process that was paused and a clock that was set are no
+    silence of the engine.
+    """
 
     def __init__(self, began: float) -> None:
         self.moved = began
         self.moved_by = "log"
+        self.silent_seconds = 0.0
+        self._looked = began
         self._said: dict[tuple[str, str], None] = {}
         self._seen: Activity | None = None
         self._seen_at = began
         self._mark: Activity | None = None
+
+    def looked(self, at: float) -> None:
+        """Let the time pass until `at`, which a clock says that may be set."""
+        self.silent_seconds += min(max(at - self._looked, 0.0), UNSEEN)
+        self._looked = at
 
     def said(self, line: Line, at: float, progress: str = "") -> None:
         """Take a line into account, unless it is a heartbeat or was said before; `progress` is what its bar shows."""
@@ -57,9 +63,9 @@ class Movement:
         if before is None or mark is None:
             self._mark = activity
             return
-        if _grown(mark, activity, "read_bytes") >= _READ:
+        if _grown(mark, activity, "read_bytes") >= READ:
             by = "read"
-        elif _grown(before, activity, "faults") >= max(_FAULTS, _FAULTS_A_SECOND * seconds):
+        elif _grown(before, activity, "faults") >= max(_FAULTS, FAULTS_A_SECOND * seconds):
             by = "faults"
         elif _grown(mark, activity, "rss_bytes") >= _GREW:
             by = "memory"
@@ -71,7 +77,7 @@ class Movement:
         self._move(by, at)
 
     def _move(self, by: str, at: float) -> None:
-        self.moved, self.moved_by = max(self.moved, at), by
+        self.moved, self.moved_by, self.silent_seconds = max(self.moved, at), by, 0.0
 
 
 def _grown(before: Activity, after: Activity, what: str) -> int:

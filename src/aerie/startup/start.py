@@ -62,7 +62,8 @@ _ALMOST = 0.999  # all of a start is done when it is ready, and not before
 class StartReader:
     """Reads one start. Times are seconds since the epoch; one that lies before an earlier one counts as that.
 
-    A start in which nothing has moved for `stall_timeout` seconds has stalled.
+    A start in which nothing has moved for `stall_timeout` seconds has stalled. Of the time between two calls only
+    `UNSEEN` seconds count for that, so somebody has to look that often.
     """
 
     def __init__(self, began: float, history: History, stall_timeout: float) -> None:
@@ -126,9 +127,9 @@ class StartReader:
     def view(self, at: float) -> Start:
         """Return where the start is."""
         ended = self._ended
-        at = max(at, self._now) if ended is None else ended
+        at = self._clock(at) if ended is None else ended
         remaining = self._remaining(at) if ended is None else None
-        silent = at - self._movement.moved if ended is None else 0.0
+        silent = self._movement.silent_seconds if ended is None else 0.0
         self._fraction = max(self._fraction, self._weighed(at))
         return Start(
             phases=tuple(self._picture()),
@@ -147,6 +148,7 @@ class StartReader:
         )
 
     def _clock(self, at: float) -> float:
+        self._movement.looked(at)
         self._now = max(self._now, at)
         return self._now
 

@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 _PROC = Path("/proc")
-# How vLLM's processes call themselves (vllm/utils/system_utils.py, set_process_title). Without any of these two kinds
-# an engine is dead; the API server's end is its own, and the helpers of Python's multiprocessing come and go.
-_VITAL = ("VLLM::EngineCore", "VLLM::Worker")
+TITLE = "VLLM::"
+"""How the titles of vLLM's processes begin (vllm/utils/system_utils.py, set_process_title)."""
+# Without any of these two kinds an engine is dead; the API server's end is its own, and the helpers of Python's
+# multiprocessing come and go.
+_VITAL = (f"{TITLE}EngineCore", f"{TITLE}Worker")
 _GONE = frozenset("ZX")  # states of /proc/<pid>/stat of a process that has ended
 
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from composed import STALL_TIMEOUT, new_reader
 
-from aerie.startup import Activity, ProcessActivity, StartReader, parse
+from aerie.startup import Activity, ProcessActivity, Start, StartReader, parse
 
 MIB = 2**20
 IDLE = Activity(
@@ -43,16 +43,37 @@ def watched(*activities: Activity, every: float = 5.0) -> StartReader:
     return reader
 
 
+def looked_at(reader: StartReader, since: int, until: float, by: int = 1) -> Start:
+    """Let time pass in looks and return what the last one shows."""
+    for at in range(since, int(until), by):
+        reader.view(float(at))
+    return reader.view(float(until))
+
+
 def test_a_start_in_which_nothing_moves_has_stalled_after_the_timeout_and_not_before():
     reader = new_reader()
     say(reader, "(EngineCore pid=300) INFO 11-29 13:34:58 [x.py:1] last words", 100.0)
-    before, after = reader.view(100.0 + STALL_TIMEOUT - 1), reader.view(100.0 + STALL_TIMEOUT)
+    before, after = looked_at(reader, 100, 100 + STALL_TIMEOUT - 1), reader.view(100.0 + STALL_TIMEOUT)
     assert (before.stalled, after.stalled) == (False, True)
     assert (after.moved, after.moved_by, after.silent_seconds) == (100.0, "log", STALL_TIMEOUT)
 
 
 def test_the_timeout_can_be_chosen():
     assert new_reader(stall_timeout=10.0).view(10.0).stalled
+
+
+@pytest.mark.parametrize("jump", [3600, -3600])
+def test_a_machine_that_slept_and_a_clock_that_was_set_are_no_stall(jump):
+    reader = new_reader()
+    looked_at(reader, 0, 100)
+    after = reader.view(100.0 + jump)
+    assert not after.stalled
+    assert after.silent_seconds <= 115
+    assert looked_at(reader, 100 + jump, 100 + jump + STALL_TIMEOUT).stalled, "and from then on the time counts again"
+
+
+def test_somebody_who_looks_every_ten_seconds_sees_all_of_the_time():
+    assert looked_at(new_reader(), 0, STALL_TIMEOUT, by=10).stalled
 
 
 @pytest.mark.parametrize("what", HEARTBEATS)
