@@ -3,12 +3,14 @@
 import functools
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 try:
     import pynvml
 except ImportError:  # only the image for GPUs has it
     pynvml = None
+
+_Answer = TypeVar("_Answer")
 
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 _CONTEXTS = 512 * 2**20  # bytes a GPU that other programs' contexts may come to hold while an engine runs
@@ -27,6 +29,11 @@ def busy_percent() -> tuple[int, ...]:
     return _each(lambda gpu: int(pynvml.nvmlDeviceGetUtilizationRates(gpu).gpu))
 
 
+def pci_addresses() -> tuple[str, ...]:
+    """Return where each visible GPU sits on the PCI bus, as NVML writes it; () where no GPU can be asked."""
+    return _each(lambda gpu: os.fsdecode(pynvml.nvmlDeviceGetPciInfo(gpu).busId))
+
+
 def released(baseline: Sequence[int]) -> bool:
     """Return whether the GPUs hold no more than in `baseline`, a `used_bytes()` from before the engine started.
 
@@ -35,7 +42,7 @@ def released(baseline: Sequence[int]) -> bool:
     return all(now <= before + _CONTEXTS for before, now in zip(baseline, used_bytes(), strict=False))
 
 
-def _each(ask: Callable[[Any], int]) -> tuple[int, ...]:
+def _each(ask: Callable[[Any], _Answer]) -> tuple[_Answer, ...]:
     if pynvml is None:
         return ()
     try:

@@ -1,6 +1,7 @@
 """What one engine writes, read once: how far its start is, why it may have failed, and its last words."""
 
 import asyncio
+import contextlib
 import time
 from typing import Any
 
@@ -36,11 +37,12 @@ class Output:
         """Read what stands after the last newline."""
         self._take(self._lines.end())
 
-    async def settled(self) -> None:
-        """Wait until the engine has been quiet for a moment."""
+    async def settled(self, closed: asyncio.Event) -> None:
+        """Wait until the engine has been quiet for a moment, or until its output is closed."""
         deadline = time.monotonic() + _SETTLED
-        while (pause := min(deadline, self._heard + _QUIET) - time.monotonic()) > 0:  # noqa: ASYNC110 - of silence
-            await asyncio.sleep(pause)
+        while not closed.is_set() and (pause := min(deadline, self._heard + _QUIET) - time.monotonic()) > 0:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(closed.wait(), pause)
 
     def progress(self) -> dict[str, Any]:
         """Return where the start is, in the form of the state's `start`."""

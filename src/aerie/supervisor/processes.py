@@ -66,7 +66,8 @@ class Engine:
         self._leash = leashed.pid
         self._loop = asyncio.get_running_loop()
         self._on_output = on_output
-        self._copied = asyncio.Event()
+        self.copied = asyncio.Event()
+        """Set when nobody can write any more, and everything has been passed on."""
         # One piece at a time, so that an engine that floods its log neither fills our memory nor keeps the loop for it.
         self._read = threading.Semaphore(1)
         # A thread, because a slow reader of our stdout must hold up the engine's output and nothing else of ours.
@@ -99,11 +100,6 @@ class Engine:
         if not self.ended.done():
             os.kill(self._leash, signal.SIGTERM)
 
-    async def output_copied(self, limit: float) -> None:
-        """Wait until everything the engine wrote has been passed on, or `limit` seconds for a reader that stopped."""
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._copied.wait(), limit)
-
     def _show(self, chunk: bytes) -> None:
         try:
             self._on_output(chunk)
@@ -117,7 +113,7 @@ class Engine:
                 self._read.acquire()
                 self._loop.call_soon_threadsafe(self._show, chunk)
                 readable = readable and _write_all(sys.stdout.fileno(), chunk)
-            self._loop.call_soon_threadsafe(self._copied.set)
+            self._loop.call_soon_threadsafe(self.copied.set)
 
 
 def _leashed(command: Sequence[str], environment: Mapping[str, str]) -> tuple[subprocess.Popen[bytes], int]:

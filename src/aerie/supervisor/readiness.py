@@ -23,6 +23,7 @@ from aerie.startup.activity import Activity
 from aerie.supervisor import gpus
 from aerie.supervisor.arguments import EngineArguments
 from aerie.supervisor.liveness import Dead, Hung, Judge, Observation
+from aerie.supervisor.processes import first, off_loop
 from aerie.supervisor.sampling import sample, waits_in
 from aerie.supervisor.state import Answered, Event, Refused, Served
 
@@ -64,7 +65,7 @@ async def watch(
         try:
             return await watch.run()
         finally:
-            watch.let_go()
+            watch.end()
 
 
 @dataclass(frozen=True)
@@ -95,6 +96,8 @@ class _Watch:
         self._judge = Judge(api_server)
         self._serving = False
         self._request: asyncio.Task[_Checked | _Answered] | None = None
+        self._look: asyncio.Task[tuple[Activity, bool]] | None = None
+        self._seen: tuple[Activity, bool] | None = None
         self._late = False
         self._answered_at = time.monotonic()
         self._down_since: float | None = None
@@ -112,7 +115,14 @@ class _Watch:
                 if hung := await self._observe():
                     self._refuse(hung.reason)
                     return hung
-            await asyncio.sleep(_POLL if self._api.was_well else _FIRST_POLLS)
+            await self._pause(_POLL if self._api.was_well else _FIRST_POLLS)
+
+    async def _pause(self, seconds: float) -> None:
+        """Wait, but not longer than for a completion of our own."""
+        if self._request:
+            await first(self._request, timeout=seconds)
+        else:
+            await asyncio.sleep(seconds)
 
     async def _ask_health(self) -> Dead | None:
         self._late = False
@@ -140,6 +150,12 @@ class _Watch:
         if self._request:
             self._request.cancel()
             self._request = None
+
+    def end(self) -> None:
+        """Wait for nothing any more."""
+        self.let_go()
+        if self._look:
+            self._look.cancel()
 
     def _refuse(self, reason: str) -> None:
         self._serving, self._next_check = False, 0.0
@@ -183,13 +199,18 @@ class _Watch:
         if time.monotonic() < self._next_look:
             return None
         own_request = self._request is not None
-        metrics, (activity, gpus_busy) = await asyncio.gather(
-            self._metrics(), asyncio.to_thread(_look_at, self._api_server)
-        )
-        self._judge.saw(Observation(time.time(), metrics, activity, own_request, gpus_busy))
+        self._look = self._look or asyncio.create_task(off_loop(_look_at, self._api_server))
+        metrics = await self._metrics()
+        await first(self._look, timeout=_LATE)
+        if self._look.done():
+            self._seen, self._look = self._look.result(), None
         self._next_look = time.monotonic() + _OBSERVE
         if metrics:
             self._tell(metrics)
+        if self._seen is None:
+            return None
+        # A driver that does not answer any more leaves us with what was seen last: processes that do not move.
+        self._judge.saw(Observation(time.time(), metrics, self._seen[0], own_request, self._seen[1]))
         return self._judge.verdict(waits_in)
 
     async def _metrics(self) -> EngineMetrics | None:

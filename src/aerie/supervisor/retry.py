@@ -2,12 +2,17 @@
 
 import json
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import Any
 
 from aerie.supervisor.state import Phase
 
+STATE_FILE = "state.json"
+"""In the state directory; the service's own file."""
+RETRY = signal.SIGUSR1
+"""What the service takes for being asked."""
 _WAITS = frozenset({Phase.HELD, Phase.FAILED})
 
 
@@ -26,8 +31,6 @@ def retry(state_dir: Path) -> int:
 
 
 def _ask(state_dir: Path) -> str:
-    from aerie.supervisor.service import RETRY, STATE_FILE  # noqa: PLC0415 - with all that it imports, only if needed
-
     path = state_dir / STATE_FILE
     state = _read(path)
     pid, phase = state["supervisor"]["pid"], state["phase"]

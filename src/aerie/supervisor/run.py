@@ -1,6 +1,7 @@
 """One engine, from its start until nothing of it moves any more: watched, ended where it must be, and diagnosed."""
 
 import asyncio
+import contextlib
 import logging
 import os
 import time
@@ -8,7 +9,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from aerie import patches
 from aerie.auth import KEYS_FILE_VARIABLE, ApiKeyMiddleware
@@ -22,6 +23,9 @@ from aerie.supervisor.output import Output
 from aerie.supervisor.processes import Engine, Reaper, first, kill_below, off_loop, vital_death
 from aerie.supervisor.state import Answered, Event, Exit, Progressed, Refused, Served, Started
 from aerie.supervisor.tree import Vital
+
+if TYPE_CHECKING:
+    from aerie.startup.activity import Activity
 
 _log = logging.getLogger("aerie")
 
@@ -38,6 +42,7 @@ _KILLED_WITHIN = 0.2  # that the diagnosis waits for what was killed, and can sa
 _LAST_OUTPUT = 5.0  # that a stuck reader of our stdout may delay what follows an engine's end
 _LAST_OUTPUT_OF_SURVIVORS = 0.1  # who still hold the pipe
 _SAMPLED_EVERY = 1.0
+_SAMPLED_WITHIN = 5.0  # or the driver does not answer, and nothing is seen to move
 
 _FATAL = "vllm serve reported a fatal error"
 
@@ -83,12 +88,15 @@ class EngineRun:
         stall_timeout: float,
         history: JsonFile,
         dispatch: Callable[[Event], None],
+        gpus: Sequence[str] = (),
     ) -> None:
+        """`gpus` are the PCI addresses of those that it may use; () where that is not known."""
         self._engine = engine
         self._keys_file = keys_file
         self._drain_timeout = drain_timeout
         self._history = history
         self._dispatch_to = dispatch
+        self._gpus = gpus
         self._listening = self.served = False
         began = time.time()
         self.output = Output(StartReader(began, History.from_json(history.read()), stall_timeout))
@@ -120,7 +128,7 @@ class EngineRun:
         if ending.asked:
             return ending
         self._dispatch(Refused(ending.words))
-        await self.output.settled()
+        await self.output.settled(process.copied)
         if ending.words == _FATAL and process.ended.done():  # it has not waited for us
             return _exited(process.ended.result())
         return ending
@@ -128,14 +136,16 @@ class EngineRun:
     async def ended(self) -> None:
         """Kill what is left and pass on its last words; what does not die at once is left to others."""
         survivors = await kill_below(os.getpid(), _KILLED_WITHIN)
-        await self._process.output_copied(_LAST_OUTPUT_OF_SURVIVORS if survivors else _LAST_OUTPUT)
+        with contextlib.suppress(TimeoutError):
+            limit = _LAST_OUTPUT_OF_SURVIVORS if survivors else _LAST_OUTPUT
+            await asyncio.wait_for(self._process.copied.wait(), limit)
         self.output.end()
         self._progress()
 
     def diagnose(self, ending: Ending, further: Sequence[Evidence] = ()) -> Diagnosis:
         """Say why it ended: unasked, so it failed. vLLM 0.32.0 ends with status 0, too, when its core was killed."""
         at = time.time()
-        seen = relevant(evidence.outside(self._oom_kills, at, self._cgroup), at)
+        seen = relevant(evidence.outside(self._oom_kills, at, self._cgroup), at, self._gpus)
         shown = (ending.words, *ending.evidence) if ending.kind is Kind.HUNG else ()
         hangs = [Evidence("supervisor", at, text, kind=Kind.HUNG) for text in shown]
         found = self.output.collector.diagnose(ending.words, [*seen, *hangs, *further], ending.kind)
@@ -187,9 +197,13 @@ class EngineRun:
 
     async def _stall(self, pid: int) -> Hung:
         """Return once nothing has moved for too long in a start."""
+        look: asyncio.Task[Activity] | None = None
         while not self.served:
-            activity = await off_loop(sampling.sample, pid)
-            self.output.start.observe(activity, time.time())
+            look = look or asyncio.create_task(off_loop(sampling.sample, pid))
+            await first(look, timeout=_SAMPLED_WITHIN)
+            if look.done():
+                self.output.start.observe(look.result(), time.time())
+                look = None
             self._progress()
             start = self.output.start.view(time.time())
             if start.stalled:

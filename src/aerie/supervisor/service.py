@@ -22,6 +22,7 @@ from aerie.supervisor.json_file import JsonFile
 from aerie.supervisor.prctl import adopt_orphans
 from aerie.supervisor.processes import Reaper, first, off_loop
 from aerie.supervisor.release import held_back
+from aerie.supervisor.retry import RETRY, STATE_FILE
 from aerie.supervisor.run import EngineRun, StopSignals
 from aerie.supervisor.state import (
     USAGE_ERROR,
@@ -41,8 +42,6 @@ from aerie.supervisor.state import (
 _log = logging.getLogger("aerie")
 _report = logging.getLogger("aerie.report")  # printed without our name before it
 
-STATE_FILE = "state.json"
-RETRY = signal.SIGUSR1
 _HISTORY_FILE = "starts.json"
 # Seconds.
 _PUBLISH_EVERY = 0.25  # at least, between two writings of the state file
@@ -136,6 +135,7 @@ class _Service:
 
     async def _live(self) -> int:
         self._gpu_baseline = await off_loop(gpus.used_bytes)
+        self._gpu_addresses = await off_loop(gpus.pci_addresses)  # now: one that has failed may not be asked any more
         while await self._may_start():
             code = await self._start_and_see()
             if self._options.once and not self._signals.stop.is_set():
@@ -166,7 +166,13 @@ class _Service:
             return USAGE_ERROR
         self._state = replace(self._state, model=engine.served_name)
         run = EngineRun(
-            engine, options.keys_file, options.drain_timeout, options.stall_timeout, self._history, self._dispatch
+            engine,
+            options.keys_file,
+            options.drain_timeout,
+            options.stall_timeout,
+            self._history,
+            self._dispatch,
+            self._gpu_addresses,
         )
         try:
             ending = await run.until_it_ends(options.engine_arguments, self._reaper, self._signals)

@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from aerie.supervisor.retry import RETRY
+
 STUB = Path(__file__).with_name("engine_stub.py")
 SOURCE = Path(__file__).parents[3] / "src"
 
@@ -26,6 +28,8 @@ def free_port():
 
 class Serving:
     """One `aerie serve`, its files, its two ports and what can be asked of it."""
+
+    PATIENCE = 120.0  # seconds until a test gives up; none waits that long but to fail, on however slow a machine
 
     def __init__(self, directory):
         self.directory = directory
@@ -48,7 +52,7 @@ class Serving:
             if self.process.poll() is None:
                 self.process.send_signal(signal.SIGTERM)
                 self.process.send_signal(signal.SIGTERM)
-                self.process.wait(20)
+                self.process.wait(self.PATIENCE)
             self.close()
 
     def start(self, *options, model="org/model", arguments=(), stdout=subprocess.PIPE, **stub):
@@ -84,7 +88,9 @@ class Serving:
         """Run `aerie retry` beside the service; return (exit code, what it said)."""
         command = [sys.executable, "-m", "aerie.cli", "retry", "--state-dir", self.state_file.parent]
         environment = os.environ | {"PYTHONPATH": str(SOURCE)}
-        ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=30, check=False)
+        ran = subprocess.run(
+            command, env=environment, capture_output=True, text=True, timeout=self.PATIENCE, check=False
+        )
         return ran.returncode, (ran.stdout or ran.stderr).strip()
 
     def close(self):
@@ -100,13 +106,13 @@ class Serving:
                 return False
             return True
 
-    def end(self, limit=20):
+    def end(self):
         """Return (exit code, stdout, stderr) of a service that ends by itself."""
-        stdout, stderr = self.process.communicate(timeout=limit)
+        stdout, stderr = self.process.communicate(timeout=self.PATIENCE)
         return self.process.returncode, stdout, stderr.decode()
 
     def get(self, path):
-        connection = http.client.HTTPConnection("127.0.0.1", self.status_port, timeout=5)
+        connection = http.client.HTTPConnection("127.0.0.1", self.status_port, timeout=self.PATIENCE)
         try:
             connection.request("GET", path)
             response = connection.getresponse()
@@ -123,16 +129,23 @@ class Serving:
     def kept_state(self):
         return json.loads(self.state_file.read_text())
 
-    def until(self, condition, what, limit=20.0):
-        """Wait for a true value of `condition` and return it; fail with `what` after `limit` seconds."""
-        deadline = time.monotonic() + limit
+    def until(self, condition, what):
+        """Wait for a true value of `condition` and return it; fail with `what` if there is none."""
+        deadline = time.monotonic() + self.PATIENCE
         while not (value := condition()):
-            assert time.monotonic() < deadline, f"waited {limit} s for {what}"
+            assert time.monotonic() < deadline, f"waited {self.PATIENCE} s for {what}"
             time.sleep(0.02)
         return value
 
-    def until_phase(self, phase, limit=20.0):
-        return self.until(lambda: (state := self.state())["phase"] == phase and state, f"phase {phase}", limit)
+    def until_phase(self, phase):
+        return self.until(lambda: (state := self.state())["phase"] == phase and state, f"phase {phase}")
+
+    def until_kept(self, phase):
+        return self.until(lambda: (state := self.kept_state())["phase"] == phase and state, f"{phase} in the file")
+
+    def retry_at_once(self):
+        """Do what `aerie retry` does, without another process for it."""
+        self.process.send_signal(RETRY)
 
 
 @pytest.fixture

@@ -25,9 +25,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self):
         if self.path == "/health":
-            # A file, so that a test can change the answer of a running stub.
-            status = int(Path("health").read_text() or 200) if Path("health").exists() else 200
-            return self.answer(status, "")
+            return self.answer(200, "")
         if self.path == "/metrics":
             return self.answer(200, f'vllm:spec_decode_num_drafts_total{{engine="0"}} {float(Handler.drafts)}\n')
         if self.headers.get("Authorization", "").removeprefix("Bearer ") not in KEYS_FILE.read_text().split():
@@ -65,7 +63,6 @@ def core():
     if os.fork():
         if os.fork():
             os._exit(0)
-        time.sleep(0.2)
         os._exit(0)  # an orphan too, and soon a dead one
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     lock = open("core.lock", "w")  # noqa: SIM115, PTH123 - held until the process dies
@@ -83,8 +80,14 @@ def drain(_number, _frame):
     os._exit(0)
 
 
+def fail(_number, _frame):
+    os.write(2, STUB["last"].encode() + b"\n")
+    os._exit(1)
+
+
 def main():
     signal.signal(signal.SIGTERM, drain)
+    signal.signal(signal.SIGUSR2, fail)
     Path("argv.json").write_text(json.dumps(sys.argv[1:]))
     Path("environ.json").write_text(json.dumps(dict(os.environ)))
     if STUB.get("deaf"):
@@ -94,6 +97,7 @@ def main():
     if "vital" in STUB:  # a process that calls itself as vLLM's do
         vital = subprocess.Popen([STUB["vital"], "600"], executable="/bin/sleep")
         Path("vital.pid").write_text(str(vital.pid))
+    Path("runs").touch()
     if "writes" in STUB:
         sys.stdout.buffer.write(Path(STUB["writes"]).read_bytes())
         sys.stdout.buffer.flush()

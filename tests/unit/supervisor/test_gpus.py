@@ -2,6 +2,7 @@
 
 import pytest
 
+from aerie.diagnosis.evidence import pci_address
 from aerie.supervisor import gpus
 
 GIB = 2**30
@@ -30,6 +31,9 @@ class Nvml:
     def nvmlDeviceGetHandleByUUID(self, name):
         return int(name.decode().removeprefix("GPU-"))
 
+    def nvmlDeviceGetPciInfo(self, gpu):
+        return type("Pci", (), {"busId": f"0000000{gpu}:4{gpu}:00.0"})
+
     def nvmlDeviceGetMemoryInfo(self, gpu):
         return type("Memory", (), {"used": self.used[gpu]})
 
@@ -53,7 +57,7 @@ def nvml(monkeypatch):
 
 def test_without_the_library_there_is_no_gpu(monkeypatch):
     monkeypatch.setattr(gpus, "pynvml", None)
-    assert gpus.used_bytes() == gpus.busy_percent() == ()
+    assert gpus.used_bytes() == gpus.busy_percent() == gpus.pci_addresses() == ()
     assert gpus.released(())
 
 
@@ -74,6 +78,12 @@ def test_only_what_the_engine_may_use_counts(nvml, monkeypatch, visible, seen):
     nvml(1, 2, 3)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     assert gpus.used_bytes() == seen
+
+
+def test_the_addresses_are_those_of_the_kernel_log(nvml, monkeypatch):
+    nvml(1, 2, 3)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,1")
+    assert tuple(map(pci_address, gpus.pci_addresses())) == ("0002:42:00", "0001:41:00")
 
 
 def test_released_is_what_was_there_before_and_some_contexts(nvml):

@@ -8,6 +8,7 @@ import itertools
 
 import pytest
 
+from aerie.diagnosis import Collector, Evidence, Kind
 from aerie.engine_metrics import EngineMetrics
 from aerie.startup.activity import Activity, ProcessActivity
 from aerie.supervisor.liveness import GRACE, Hung, Judge, Observation
@@ -127,6 +128,15 @@ def test_a_worker_stopped_under_a_request_is_found_and_named(engine):
     assert "vllm:iteration_tokens_total_count stands at 40" in text
     assert "VLLM::EngineCore (pid 11) does nothing (state S, in futex_wait_queue)" in text
     assert "VLLM::Worker_TP0 (pid 12) computes nothing and waits in a loop (state R)" in text
+
+
+@pytest.mark.parametrize(("rank", "signature"), [(STOPPED, "engine-hangs-process-stopped"), (SPINS, "engine-hangs")])
+def test_what_the_judge_says_is_known_to_the_diagnosis(engine, rank, signature):
+    engine.running = 1
+    engine.does(core=ASLEEP, worker_0=SPINS, worker_1=rank)
+    verdict, _ = engine.pass_time(LIMIT)
+    said = [Evidence("supervisor", engine.now, text, kind=Kind.HUNG) for text in (verdict.reason, *verdict.evidence)]
+    assert Collector().diagnose(verdict.reason, said, Kind.HUNG).signature == signature
 
 
 def idle_then(engine, **what):

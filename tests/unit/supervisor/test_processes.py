@@ -121,7 +121,7 @@ def run_leashed(*command, beside=None):
             command, dict(os.environ) | {"PYTHONPATH": os.pathsep.join(sys.path)}, reaper, written.append
         )
         status = await asyncio.wait_for(engine.ended, 20)
-        await engine.output_copied(5)
+        await asyncio.wait_for(engine.copied.wait(), 120)
         if task:
             await task
         return engine.pid, status, b"".join(written)

@@ -1,18 +1,21 @@
 """`aerie serve` from outside, as Docker and a user drive it."""
 
+import array
 import contextlib
+import fcntl
 import json
 import os
 import re
 import signal
 import subprocess
-import time
+import termios
 from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from aerie import __version__, cli
+from aerie.supervisor.state import SCHEMA
 
 
 def below(pid):
@@ -40,7 +43,7 @@ def test_it_becomes_ready_and_everybody_reads_the_same_state(serving):
         status, page = service.get("/")
         assert status == 200
         assert "<h1" in page
-        service.until(lambda: service.kept_state()["phase"] == "ready", "the state file")
+        service.until_kept("ready")
         samples = {
             (sample.name, *sample.labels.values()): sample.value
             for family in text_string_to_metric_families(service.get("/metrics")[1])
@@ -50,9 +53,10 @@ def test_it_becomes_ready_and_everybody_reads_the_same_state(serving):
         assert samples["aerie_phase", "failed"] == samples["aerie_engine_failures",] == 0
 
 
-def test_the_engine_gets_the_middleware_the_key_file_and_time_but_no_key(serving):
+def test_the_engine_gets_the_middleware_the_key_file_time_and_its_signals_but_no_key(serving):
     with serving.run("--drain-timeout", "5") as service:
-        service.until_phase("ready")
+        pid = service.until_phase("ready")["engine"]["pid"]
+        status = Path(f"/proc/{pid}/status").read_text()
         argv = json.loads((service.directory / "argv.json").read_text())
         environ = json.loads((service.directory / "environ.json").read_text())
     assert argv[:2] == ["serve", "org/model"]
@@ -62,6 +66,7 @@ def test_the_engine_gets_the_middleware_the_key_file_and_time_but_no_key(serving
     assert environ["VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS"] == "1800"
     told = json.dumps([argv, environ]) + service.state_file.read_text()
     assert "test-key" not in told
+    assert re.search(r"^SigBlk:\s+0+$", status, re.MULTILINE)
 
 
 def test_a_killed_engine_is_told_at_once_and_started_again_when_nothing_of_it_is_left(serving):
@@ -69,10 +74,10 @@ def test_a_killed_engine_is_told_at_once_and_started_again_when_nothing_of_it_is
         first = service.until_phase("ready")["engine"]["pid"]
         assert not service.core_is_gone()
         os.kill(first, signal.SIGKILL)
-        service.until(lambda: service.get("/ready")[0] == 503, "/ready to say no", limit=5)
+        service.until(lambda: service.get("/ready")[0] == 503, "/ready to say no")
         failed = service.until_phase("failed")
         assert failed["reason"].startswith("vllm serve was killed by SIGKILL: ")
-        assert failed["reason"] in service.get("/")[1]
+        assert failed["diagnosis"]["title"] in service.get("/")[1]
         assert failed["engine"]["exit"]["signal"] == "SIGKILL"
         assert failed["next_start"]
         assert json.loads(service.get("/ready")[1]) == {
@@ -80,8 +85,9 @@ def test_a_killed_engine_is_told_at_once_and_started_again_when_nothing_of_it_is
             "phase": "failed",
             "reason": failed["reason"],
         }
-        service.until(service.core_is_gone, "all of it to be gone", limit=5)
-        again = service.until_phase("ready", limit=25)
+        service.until(service.core_is_gone, "all of it to be gone")
+        service.retry_at_once()
+        again = service.until_phase("ready")
         assert (again["engine"]["starts"], again["failures"]) == (2, 1)
         assert again["engine"]["pid"] != first
         assert not (service.directory / "two-cores").exists()
@@ -94,20 +100,11 @@ def diagnosis_in(stderr):
     return re.search(rf"^{rule}\nDIAGNOSIS: (.*)$", stderr, re.MULTILINE)[1]
 
 
-@pytest.mark.parametrize("title", ["VLLM::EngineCore", "VLLM::Worker_TP1"])
-def test_a_vital_process_that_dies_is_told_within_two_seconds_though_the_api_server_lives_on(serving, title):
-    with serving.run(vital=title) as service:
-        service.until_phase("ready")
-        victim = int((service.directory / "vital.pid").read_text())
-        time.sleep(1.2)  # new processes are looked for once a second
-        killed = time.monotonic()
-        os.kill(victim, signal.SIGKILL)
-        service.until(lambda: service.get("/ready")[0] == 503, "/ready to say no", limit=1)
+def test_what_has_served_is_started_again_though_it_ends_like_one_that_never_could(serving):
+    with serving.run(last="OSError: [Errno 98] Address already in use") as service:
+        os.kill(service.until_phase("ready")["engine"]["pid"], signal.SIGUSR2)
         state = service.until_phase("failed")
-        assert time.monotonic() - killed < 2
-    assert state["reason"] == f"{title} (pid {victim}) died: {state['diagnosis']['title']}"
-    assert state["diagnosis"]["kind"] == "killed"
-    assert state["engine"]["exit"] is None, "the supervisor ended what was left"
+    assert (state["diagnosis"]["kind"], state["failures"]) == ("configuration", 1)
 
 
 def test_an_engine_that_says_it_is_dying_is_not_waited_for(serving):
@@ -115,11 +112,9 @@ def test_an_engine_that_says_it_is_dying_is_not_waited_for(serving):
         f"(EngineCore pid=7) ERROR 11-29 13:49:24 [core.py:1100] {line}"
         for line in ("EngineCore failed to start.", "Traceback (most recent call last):", "ZeroDivisionError: new")
     )
-    begun = time.monotonic()
     serving.start("--once", says=says, hang=True)
     code, _, stderr = serving.end()
     assert code == 5
-    assert time.monotonic() - begun < 15
     assert "aerie: failed; vllm serve reported a fatal error: ZeroDivisionError: new" in stderr
     assert "  > ZeroDivisionError: new" in stderr
     diagnosis_in(stderr)
@@ -131,6 +126,7 @@ def test_a_crash_is_told_last_and_kept_over_the_containers_life(serving):
         state = service.until_phase("failed")
         shown = state["diagnosis"]
         assert shown["root"]["text"] == says
+        assert state["reason"] == f"vllm serve ended with exit code 1: {says}"
         service.until(lambda: service.kept_state()["diagnosis"] == shown, "the state file")
         report = Path(shown["report"])
         assert report.parent == service.state_file.parent / "crashes"
@@ -146,13 +142,14 @@ def test_a_crash_is_told_last_and_kept_over_the_containers_life(serving):
         service.start()
         state = service.until_phase("failed")
         assert state["diagnosis"] == shown
+        service.retry_at_once()
         service.until_phase("ready")
         assert service.state()["diagnosis"] is None
     assert report.exists()
 
 
 def test_a_start_in_which_nothing_moves_is_ended_as_hung(serving):
-    serving.start("--once", "--stall-timeout", "1.5", hang=True)
+    serving.start("--once", "--stall-timeout", "0.2", hang=True)
     code, _, stderr = serving.end()
     assert code == 6
     assert "the start has stalled: nothing moved for " in stderr
@@ -178,26 +175,22 @@ def test_a_hold_ends_by_a_retry_which_reads_the_configuration_anew(serving):
     serving.keys.rename(serving.directory / "elsewhere")
     with serving.run() as service:
         reason = service.until_phase("held")["reason"]
-        service.until(lambda: service.kept_state()["phase"] == "held", "the state file")
-        before = service.state()["since"]
-        time.sleep(1.1)  # times are told in seconds
-        assert service.retry()[0] == 0
-        service.until(lambda: service.until_phase("held")["since"] > before, "a hold anew, for what waits to see it")
-        service.until(lambda: service.kept_state()["phase"] == "held", "the state file")
+        service.until_kept("held")
         (serving.directory / "elsewhere").rename(serving.keys)
         assert service.retry() == (0, f"asked for the next start; the service was held: {reason}")
         service.until_phase("ready")
-        service.until(lambda: service.kept_state()["phase"] == "ready", "the state file")
+        service.until_kept("ready")
         assert service.retry() == (1, "aerie: nothing to retry: the service is ready")
 
 
 def test_a_pause_ends_by_a_retry(serving):
+    fifth = {"schema": SCHEMA, "phase": "stopped", "failures": 5}  # and so the pause after the next takes five minutes
+    serving.state_file.write_text(json.dumps(fifth))
     with serving.run(exit=1) as service:
-        service.until_phase("failed")
-        service.until(lambda: service.kept_state()["phase"] == "failed", "the state file")
+        service.until_kept("failed")
         assert service.retry()[0] == 0
-        service.until(lambda: service.state()["engine"]["starts"] == 2, "the next start", limit=8)
-        assert service.until_phase("failed")["failures"] == 2
+        service.until(lambda: service.state()["engine"]["starts"] == 2, "the next start")
+        assert service.until_phase("failed")["failures"] == 7
 
 
 def test_a_retry_where_nothing_runs_says_so(serving):
@@ -218,16 +211,6 @@ def test_a_retry_where_nothing_runs_says_so(serving):
     assert (code, said.startswith("aerie: no `aerie serve` runs here: ")) == (1, True)
 
 
-def test_a_stop_while_it_loads_takes_less_than_ten_seconds_of_an_engine_that_is_deaf(serving):
-    serving.start(hang=True, deaf=True, core=True)
-    serving.until((serving.directory / "core.lock").exists, "the engine")
-    begun = time.monotonic()
-    serving.process.terminate()
-    assert serving.end()[0] == 0
-    assert time.monotonic() - begun < 10
-    assert serving.core_is_gone()
-
-
 def test_nothing_outlives_a_supervisor_that_is_killed(serving):
     serving.start(core=True, deaf=True)
     serving.until_phase("ready")
@@ -235,50 +218,32 @@ def test_nothing_outlives_a_supervisor_that_is_killed(serving):
     assert len(processes) == 3, "leash, engine and its second process"
     serving.process.kill()
     serving.process.wait()
-    serving.until(serving.core_is_gone, "the second process to be gone", limit=5)
+    serving.until(serving.core_is_gone, "the second process to be gone")
     alive = {pid for pid, *_ in processes}
-    serving.until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in alive), "all to be gone", limit=5)
+    serving.until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in alive), "all to be gone")
     serving.close()
 
 
-def test_an_engine_that_reports_itself_dead_is_unready_with_its_reason(serving):
-    with serving.run() as service:
-        service.until_phase("ready")
-        (service.directory / "health").write_text("503")
-        assert service.until_phase("unready", limit=5)["reason"] == "/health answered 503"
-        (service.directory / "health").unlink()
-        assert service.until_phase("ready")["engine"]["starts"] == 1
-
-
-@pytest.mark.parametrize(
-    ("stub", "reason"),
-    [
-        ({"serves": "other"}, "/v1/models offers other, and not kimi"),
-        ({"drafts": 0}, "speculation is on, and the drafter drafted nothing in a completion"),
-    ],
-)
-def test_healthy_is_not_ready(serving, stub, reason):
-    with serving.run(**stub) as service:
-        assert service.until_phase("unready")["reason"] == reason
+def test_healthy_is_not_ready(serving):
+    with serving.run(serves="other") as service:
+        assert service.until_phase("unready")["reason"] == "/v1/models offers other, and not kimi"
         assert service.get("/ready")[0] == 503
 
 
 def test_orphans_are_reaped(serving):
     with serving.run(core=True) as service:
         service.until_phase("ready")
-        time.sleep(0.5)  # by now the third process has ended
+        service.until(lambda: len(below(service.process.pid)) == 3, "leash, engine and its second process alone")
         ((leash, *_), *processes) = below(service.process.pid)
-        assert len(processes) == 2, "the engine and its second process, and nothing dead"
         assert {parent for _pid, parent, _state in processes} == {leash}, "an orphan has come to it"
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_stop_lets_the_engine_drain_and_leaves_nothing(serving, number):
-    serving.start(core=True, drain=1)
+    serving.start(core=True, drain=0.2)
     serving.until_phase("ready")
     assert not serving.core_is_gone()
     serving.process.send_signal(number)
-    serving.until_phase("stopping")
     code, stdout, stderr = serving.end()
     assert code == 0
     assert stdout.endswith(b"draining\ndrained\n")
@@ -290,15 +255,13 @@ def test_a_stop_lets_the_engine_drain_and_leaves_nothing(serving, number):
 
 
 def test_a_drain_ends_at_a_second_signal(serving):
-    serving.start(drain=60)
+    serving.start("--drain-timeout", "600", drain=600)
     serving.until_phase("ready")
-    begun = time.monotonic()
     serving.process.terminate()
     serving.until_phase("stopping")
     serving.process.terminate()
     code, stdout, _ = serving.end()
     assert (code, b"drained" in stdout) == (0, False)
-    assert time.monotonic() - begun < 10
 
 
 @pytest.mark.parametrize(("phase", "stub"), [("starting", {"hang": True}), ("failed", {"exit": 1})])
@@ -312,17 +275,17 @@ def test_a_stop_while_it_starts_and_while_it_pauses(serving, phase, stub):
 def test_a_stop_during_its_own_imports_is_not_lost(serving):
     serving.start()
     status = Path(f"/proc/{serving.process.pid}/status")
-    serving.until(lambda: re.search(r"SigBlk:\s+0*4002$", status.read_text(), re.MULTILINE), "the blocked signals", 5)
+    serving.until(lambda: re.search(r"SigBlk:\s+0*4002$", status.read_text(), re.MULTILINE), "the blocked signals")
     serving.process.terminate()
     assert serving.end()[0] == 0
     assert not (serving.directory / "argv.json").exists(), "no engine is started after a stop"
 
 
-def test_the_engine_gets_its_signals(serving):
-    with serving.run() as service:
-        pid = service.until_phase("ready")["engine"]["pid"]
-        status = Path(f"/proc/{pid}/status").read_text()
-    assert re.search(r"^SigBlk:\s+0+$", status, re.MULTILINE)
+def unread(pipe):
+    """Return how many bytes wait in a pipe."""
+    waiting = array.array("i", [0])
+    fcntl.ioctl(pipe, termios.FIONREAD, waiting)
+    return waiting[0]
 
 
 def test_output_passes_byte_for_byte_however_slowly_it_is_read(serving):
@@ -331,7 +294,7 @@ def test_output_passes_byte_for_byte_however_slowly_it_is_read(serving):
     file.write_bytes(written)
     serving.start("--once", writes=str(file), exit=0)
     serving.until(lambda: serving.state()["phase"] == "starting", "a status that no slow reader holds up")
-    time.sleep(1)  # everything waits for us now, and the pipe is full
+    serving.until(lambda: unread(serving.process.stdout), "output that waits for us")
     assert serving.state()["phase"] == "starting"
     assert serving.end()[1] == written
 
@@ -345,54 +308,35 @@ def test_a_reader_that_went_away_does_not_end_the_service(serving):
         serving.until_phase("ready")
     finally:
         serving.process.terminate()
-        serving.process.wait(20)
+        serving.process.wait(serving.PATIENCE)
         serving.close()
 
 
-@pytest.mark.parametrize(("stub", "code"), [
-    ({"exit": 0}, 5),
-    ({"says": "vllm: error: unrecognized arguments: --x", "exit": 2}, 2),
-    ({"says": "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB", "exit": 1}, 3),
-    ({"says": "RuntimeError: CUDA error: unspecified launch failure", "exit": 1}, 4),
-    ({"says": "ZeroDivisionError: nobody has seen this one", "exit": 1}, 5),
-    ({"signal": signal.SIGKILL}, 137),
-    ({"signal": signal.SIGSEGV}, 5),
-])  # fmt: skip
+@pytest.mark.parametrize(("stub", "code"), [({"exit": 0}, 5), ({"signal": signal.SIGKILL}, 137)])
 def test_with_once_the_exit_code_tells_what_sort_of_failure_it_was(serving, stub, code):
     serving.start("--once", **stub)
     assert serving.end()[0] == code
 
 
-def test_an_unknown_root_cause_is_the_reason(serving):
-    with serving.run(says="ZeroDivisionError: nobody has seen this one", exit=1) as service:
-        state = service.until_phase("failed")
-    assert state["reason"] == "vllm serve ended with exit code 1: ZeroDivisionError: nobody has seen this one"
-
-
-@pytest.mark.parametrize(
-    ("says", "code"),
-    [("vllm: error: unrecognized arguments: --x", 2), ("OSError: [Errno 98] Address already in use", 1)],
-)
-def test_what_another_start_cannot_cure_is_held_with_its_diagnosis(serving, says, code):
-    with serving.run(says=says, exit=code) as service:
+def test_what_another_start_cannot_cure_is_held_with_its_diagnosis(serving):
+    says = "OSError: [Errno 98] Address already in use"
+    with serving.run(says=says, exit=1) as service:
         state = service.until_phase("held")
         assert service.get("/ready")[0] == 503
     assert state["diagnosis"]["kind"] == "configuration"
     assert state["diagnosis"]["root"]["text"] == says
-    assert state["reason"] == f"vllm serve ended with exit code {code}: {state['diagnosis']['title']}"
+    assert state["reason"] == f"vllm serve ended with exit code 1: {state['diagnosis']['title']}"
     assert (state["next_start"], state["failures"]) == (None, 0)
 
 
 def held(serving, *options, **keywords):
-    """Return what holds a service, seen both ways: running on, and with --once."""
-    with serving.run(*options, **keywords) as service:
-        reason = service.until_phase("held")["reason"]
+    """Return what holds a service, with --once; how it looks without, the test of a retry sees."""
     serving.start("--once", *options, **keywords)
     code, _, stderr = serving.end()
     assert code == 2
-    assert reason in stderr
-    assert len(stderr.strip().splitlines()) == 1
-    return reason
+    (line,) = stderr.splitlines()
+    assert line.startswith("aerie: held; ")
+    return line.removeprefix("aerie: held; ")
 
 
 def test_a_missing_key_file_is_held(serving):
