@@ -88,6 +88,8 @@ def _parser() -> argparse.ArgumentParser:
     retry = commands.add_parser(
         "retry",
         help="ask the service in this container to start the engine now, after a hold or a pause",
+        description="Asks `aerie serve` in this container for its next start, now that what held it is mended: the "
+        "configuration and the keys are read anew.",
         epilog="Exit codes: 0 asked, 1 where nothing waits for a start.",
     )
     retry.add_argument(
@@ -126,19 +128,34 @@ def _parser() -> argparse.ArgumentParser:
     pieces.add_argument("--memory", type=_memory, metavar="TEXT", help="of the piece before this one")
     wait.set_defaults(run=_wait)
 
-    probe = commands.add_parser("probe", help="exit 0 where the service is ready, 1 where not (the health check)")
+    probe = commands.add_parser(
+        "probe",
+        help="exit 0 where the service is ready, 1 where not (the health check)",
+        description="Prints in one line whether the service is ready: a request for a completion would be served now.",
+        epilog="Exit codes: 0 ready, 1 not ready or nothing answered.",
+    )
     _add_status_url(probe)
     probe.set_defaults(run=_probe)
 
     status = commands.add_parser(
-        "status", help="show a service's state", epilog="Exit codes: 0 ready, 1 not ready, 4 nothing answered."
+        "status",
+        help="show a service's state",
+        description="Shows once what a service does: how far a start is, what it serves, or why it failed and what to "
+        "do. Asks for no key.",
+        epilog="Exit codes: 0 ready, 1 not ready, 4 nothing answered.",
     )
     _add_status_url(status)
     status.add_argument("--json", action="store_true", help="print it as JSON")
     status.set_defaults(run=_status)
 
-    ask = commands.add_parser("ask", help="send one chat completion and show what speculation did for it")
-    ask.add_argument("prompt", metavar="PROMPT")
+    ask = commands.add_parser(
+        "ask",
+        help="send one chat completion and show what speculation did for it",
+        description="Sends one chat completion to the API and prints the answer and how many of "
+        "the drafter's tokens the target accepted.",
+        epilog="Exit codes: 0 answered, 1 not.",
+    )
+    ask.add_argument("prompt", metavar="PROMPT", help="what to ask, as the user's message")
     ask.add_argument("--url", type=_base_url, default=_API_URL, help=_default("of the API"))
     ask.add_argument(
         "--api-keys-file", type=Path, default=_KEYS_FILE, metavar="FILE", help=_default("its first key is sent")
@@ -161,14 +178,23 @@ def _parser() -> argparse.ArgumentParser:
     diagnose.set_defaults(run=_diagnose)
 
     model = commands.add_parser("model", help="make checkpoints").add_subparsers(required=True, metavar="KIND")
-    tiny = model.add_parser("tiny", help="write a tiny Kimi-K2.5 and two EAGLE-3 drafters for it")
-    tiny.add_argument("--out", type=Path, required=True, metavar="DIR")
+    tiny = model.add_parser(
+        "tiny",
+        help="write a tiny Kimi-K2.5 and two EAGLE-3 drafters for it",
+        description="Writes checkpoints of the real architecture with random weights, which load and answer within "
+        "seconds on a CPU: for trying out a deployment and for tests.",
+        epilog="Exit codes: 0 written or there already, 1 not written.",
+    )
+    tiny.add_argument(
+        "--out", type=Path, required=True, metavar="DIR", help="where to; there must be nothing else in it"
+    )
     tiny.add_argument("--seed", type=int, default=0, help=_default("of the weights"))
     tiny.set_defaults(run=_model_tiny)
 
     patches = commands.add_parser(
         "patches",
         help="print the series of patches in this image's vLLM",
+        description="Prints which patches the vLLM of this image carries, and what each of them is for.",
         epilog="Exit codes: 0 printed, 1 none is recorded here.",
     )
     patches.add_argument("--json", action="store_true", help="print it as JSON, with every field of the headers")

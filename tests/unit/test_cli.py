@@ -1,5 +1,6 @@
 """The commands' surface: help, versions, usage errors."""
 
+import argparse
 import re
 import subprocess
 import sys
@@ -10,7 +11,7 @@ import pytest
 import aerie
 from aerie import cli
 
-COMMANDS = ["serve", "wait", "probe", "status", "ask", "model", "patches"]
+COMMANDS = ["serve", "retry", "wait", "probe", "status", "ask", "diagnose", "model", "patches"]
 
 
 @pytest.mark.parametrize("command", [[], *([command] for command in COMMANDS), ["model", "tiny"]])
@@ -22,6 +23,17 @@ def test_every_command_explains_itself(command, capsys):
     assert "usage: aerie" in shown
     if not command:
         assert all(re.search(rf"^    {name} ", shown, re.MULTILINE) for name in COMMANDS)
+
+
+@pytest.mark.parametrize("name", [*(name for name in COMMANDS if name != "model"), "model tiny"])
+def test_every_command_says_what_it_does_what_it_takes_and_how_it_ends(name):
+    command = cli._parser()
+    for word in name.split():
+        choices = next(action for action in command._actions if isinstance(action, argparse._SubParsersAction))
+        command = choices.choices[word]
+    assert len(command.description) > 40
+    assert re.match(r"Exit codes: 0 ", command.epilog)
+    assert [action.dest for action in command._actions if not action.help] == []
 
 
 def test_the_version_is_the_packages(capsys):
