@@ -44,6 +44,11 @@ MONOTONOUS = {
     "one line of prefixes": b"vllm-1  | ",
     "one line of colours": b"\x1b[36m",
     "one line of rules": b"+-",
+    "report after report": b"-" * 100 + b"\nDIAGNOSIS: x (crash)\n" + b"-" * 100 + b"\nWhy\n  y\n",
+    "report without end": b"-" * 100 + b"\nDIAGNOSIS: x (crash)\n  y\n",
+    "supervisor's lines": b"aerie: failed; x; next start 1 UTC\n",
+    "kernel's lines": b"Nov 29 13:34:57 host1 kernel: NVRM: Xid (PCI:0000:41:00): 79, x\n",
+    "one line of next starts": b"aerie: failed; next start ",
     "lines of nothing": b"\n",
     "bars": b"\rLoading safetensors checkpoint shards:  33% Completed | 2/6 [00:01<00:02, 2it/s]",
 }

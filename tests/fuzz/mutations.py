@@ -21,10 +21,23 @@ _WIDTH = 100
 def seeds() -> list[bytes]:
     """Every real log in pieces, and every signature's excerpt."""
     pieces = [known.excerpt.encode() for known in signatures()]
+    pieces += [_reported(piece) for piece in pieces[::8]]
     for path in sorted(LOGS.glob("*.log")):
         lines = path.read_bytes().splitlines(keepends=True)
         pieces += [b"".join(lines[begin : begin + _LINES]) for begin in range(0, len(lines), _LINES)]
     return pieces
+
+
+def _reported(log: bytes) -> bytes:
+    """Write a log as a container's: with its supervisor's words and report, and the kernel's line."""
+    collector, kernel = Collector(), b"Nov 29 13:34:57 host1 kernel: NVRM: Xid (PCI:0000:41:00): 79, pid=7, x\n"
+    reader = LineReader()
+    collector.feed(reader.feed(log))
+    collector.feed(reader.end())
+    report = collector.diagnose("vllm serve ended with exit code 1", parse_kernel(kernel.decode()))
+    assert report
+    end = f"aerie: failed; vllm serve ended with exit code 1; next start 13:35:10 UTC\n{report.text()}\n"
+    return b"aerie: starting\n" + log + kernel + end.encode()
 
 
 SEEDS = seeds()

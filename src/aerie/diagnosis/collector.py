@@ -76,6 +76,7 @@ class Collector:
 
     def __init__(self, known: Sequence[Signature] | None = None) -> None:
         self._known = signatures() if known is None else known
+        self._fatal = frozenset(known.id for known in self._known if known.severity is Severity.FATAL)
         self._needles = [(known, known.needle) for known in self._known if known.where is Where.LINE]
         self._streams: OrderedDict[_Key, _Stream] = OrderedDict()
         self._said: OrderedDict[tuple[str, Telling], deque[Said]] = OrderedDict()
@@ -198,9 +199,8 @@ class Collector:
         if any(sign in line.text for sign in LIFE) and self._is_own(line.carrier) and not self.dying:
             for said in self._all_said():
                 said.outlived = True
-            for known in self._known:
-                if known.severity is Severity.FATAL:
-                    self._seen.pop(known.id, None)
+            for name in self._fatal & self._seen.keys():
+                del self._seen[name]
 
     def _read(self, line: Line) -> None:
         if not line.level:
@@ -257,7 +257,7 @@ class Collector:
         return frozenset(
             known.id
             for known in self._known
-            if known.severity is Severity.FATAL and (seen := self._seen.get(known.id))
+            if known.id in self._fatal and (seen := self._seen.get(known.id))
             if any(seen.near(*place) for place in places) or any(map(known.match.search, traced))
         )
 

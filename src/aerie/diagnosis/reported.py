@@ -11,6 +11,7 @@ from aerie.diagnosis.signatures import Kind, Severity, Signature
 
 _OURS = "aerie: "
 _LONGEST_REPORT = 300  # lines
+_LONGEST_LINE = 1000  # characters
 _PHASE = re.compile(
     r"aerie: (?P<phase>starting|checking|ready|unready|failed|held|stopping|stopped)\b(?:; )?(?P<reason>.*?)"
     r"(?:; next start \S+ UTC|; `aerie retry` in this container starts it anew)?$"
@@ -86,7 +87,7 @@ class SupervisorReader:
             return self._rule()
         if not self._lines or not (text.startswith(("  ", "DIAGNOSIS: ")) or text in _HEADINGS):
             return False
-        self._lines.append(text)
+        self._lines.append(text[:_LONGEST_LINE])
         if len(self._lines) > _LONGEST_REPORT:
             self._lines = []
         return True

@@ -33,8 +33,7 @@ _TELLING = (
     " NCCL WARN ",
     "Segmentation fault",
     "(core dumped)",
-    "\naerie: ",
-    "| aerie: ",
+    "aerie: ",
     "kernel: NVRM",
     "Killed process",
 )
@@ -52,7 +51,7 @@ class Starts:
         self.failures = 0
         """How many of those before it failed."""
         self.titles: deque[str] = deque(maxlen=_TITLES_KEPT)
-        """What the last of those failed of, the failure after which another start came being the last."""
+        """What the latest of those failed of, in their order."""
         self.is_vllms = False
         """Whether any line was vLLM's or its supervisor's."""
         self.settled = True
