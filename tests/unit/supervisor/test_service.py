@@ -7,6 +7,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import termios
 from pathlib import Path
@@ -15,6 +16,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from aerie import __version__, cli
+from aerie.supervisor.arguments import ConfigurationError
+from aerie.supervisor.service import Options, _Service
 from aerie.supervisor.state import SCHEMA
 
 
@@ -211,15 +214,16 @@ def test_a_retry_where_nothing_runs_says_so(serving):
     assert (code, said.startswith("aerie: no `aerie serve` runs here: ")) == (1, True)
 
 
-def test_nothing_outlives_a_supervisor_that_is_killed(serving):
+def test_orphans_are_collected_and_nothing_outlives_a_supervisor_that_is_killed(serving):
     serving.start(core=True, deaf=True)
     serving.until_phase("ready")
-    processes = below(serving.process.pid)
-    assert len(processes) == 3, "leash, engine and its second process"
+    serving.until(lambda: len(below(serving.process.pid)) == 3, "leash, engine and its second process alone")
+    ((leash, *_), *processes) = below(serving.process.pid)
+    assert {parent for _pid, parent, _state in processes} == {leash}, "an orphan has come to it"
     serving.process.kill()
     serving.process.wait()
     serving.until(serving.core_is_gone, "the second process to be gone")
-    alive = {pid for pid, *_ in processes}
+    alive = {leash, *(pid for pid, *_ in processes)}
     serving.until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in alive), "all to be gone")
     serving.close()
 
@@ -228,14 +232,6 @@ def test_healthy_is_not_ready(serving):
     with serving.run(serves="other") as service:
         assert service.until_phase("unready")["reason"] == "/v1/models offers other, and not kimi"
         assert service.get("/ready")[0] == 503
-
-
-def test_orphans_are_reaped(serving):
-    with serving.run(core=True) as service:
-        service.until_phase("ready")
-        service.until(lambda: len(below(service.process.pid)) == 3, "leash, engine and its second process alone")
-        ((leash, *_), *processes) = below(service.process.pid)
-        assert {parent for _pid, parent, _state in processes} == {leash}, "an orphan has come to it"
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -312,10 +308,9 @@ def test_a_reader_that_went_away_does_not_end_the_service(serving):
         serving.close()
 
 
-@pytest.mark.parametrize(("stub", "code"), [({"exit": 0}, 5), ({"signal": signal.SIGKILL}, 137)])
-def test_with_once_the_exit_code_tells_what_sort_of_failure_it_was(serving, stub, code):
-    serving.start("--once", **stub)
-    assert serving.end()[0] == code
+def test_with_once_the_exit_code_tells_what_sort_of_failure_it_was(serving):
+    serving.start("--once", signal=signal.SIGKILL)
+    assert serving.end()[0] == 137
 
 
 def test_what_another_start_cannot_cure_is_held_with_its_diagnosis(serving):
@@ -329,63 +324,61 @@ def test_what_another_start_cannot_cure_is_held_with_its_diagnosis(serving):
     assert (state["next_start"], state["failures"]) == (None, 0)
 
 
-def held(serving, *options, **keywords):
-    """Return what holds a service, with --once; how it looks without, the test of a retry sees."""
-    serving.start("--once", *options, **keywords)
+def test_what_cannot_work_is_held_and_with_once_ends_in_one_line(serving):
+    serving.keys.unlink()
+    serving.start("--once")
     code, _, stderr = serving.end()
     assert code == 2
     (line,) = stderr.splitlines()
-    assert line.startswith("aerie: held; ")
-    return line.removeprefix("aerie: held; ")
-
-
-def test_a_missing_key_file_is_held(serving):
-    serving.keys.unlink()
-    assert held(serving).startswith(f"key file {serving.keys} does not exist: ")
-
-
-def test_a_key_file_without_a_key_is_held(serving):
-    serving.keys.write_text("# none\n")
-    assert held(serving).startswith(f"key file {serving.keys} holds no key: ")
-
-
-def test_a_missing_model_is_held(serving):
-    assert held(serving, model="/no/such/model").startswith("model /no/such/model does not exist: ")
-
-
-def test_an_api_key_argument_is_held(serving):
-    assert held(serving, arguments=["--api-key", "secret"]).startswith("engine argument --api-key is refused: ")
-
-
-def test_one_port_for_both_is_held(serving):
-    serving.api_port = serving.status_port
-    assert held(serving).startswith(f"port {serving.status_port} is given to both")
+    assert line.startswith(f"aerie: held; key file {serving.keys} does not exist: ")
 
 
 def test_a_missing_vllm_is_held(serving):
     (serving.directory / "bin" / "vllm").unlink()
     (serving.directory / "bin" / "vllm").write_text("no program")
     (serving.directory / "bin" / "vllm").chmod(0o755)
-    assert held(serving).startswith("vllm cannot be started: ")
+    serving.start("--once")
+    code, _, stderr = serving.end()
+    assert (code, stderr.startswith("aerie: held; vllm cannot be started: ")) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("given", "keys", "refusal"),
+    [
+        (["org/model"], "# none\n", "key file .* holds no key: "),
+        (["/no/such/model"], "key\n", "model /no/such/model does not exist: "),
+        (["org/model", "--api-key", "secret"], "key\n", "engine argument --api-key is refused: "),
+        (["org/model", "--shutdown-timeout", "7"], "key\n", "--shutdown-timeout"),
+        (["org/model", "--port", "8001"], "key\n", "port 8001 is given to both"),
+    ],
+)
+def test_everything_is_checked_before_an_engine_starts(tmp_path, given, keys, refusal):
+    (tmp_path / "api-keys").write_text(keys)
+    options = Options(
+        engine_arguments=given,
+        once=False,
+        state_dir=tmp_path,
+        cache_dir=tmp_path,
+        status_host="127.0.0.1",
+        status_port=8001,
+        keys_file=tmp_path / "api-keys",
+        drain_timeout=90,
+        stall_timeout=900,
+    )
+    with pytest.raises(ConfigurationError, match=refusal):
+        _Service(options)._configuration()
 
 
 def test_a_taken_status_port_ends_it_with_the_remedy(serving):
-    with serving.run() as service:
-        service.until_phase("ready")
-        first = service.process
-        service.start()
-        code, _, stderr = service.end()
-        service.process = first
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", serving.status_port))
+        taken.listen()
+        serving.start()
+        code, _, stderr = serving.end()
     assert code == 1
     assert "address already in use; choose another --status-port" in stderr
     assert f"{serving.status_port}" in stderr
     assert len(stderr.splitlines()) == 1
-
-
-def test_failures_are_counted_over_restarts_of_the_container(serving):
-    for failures in (1, 2):
-        with serving.run(exit=1) as service:
-            assert service.until_phase("failed")["failures"] == failures
 
 
 def test_a_state_that_cannot_be_written_does_not_end_the_service(serving):
