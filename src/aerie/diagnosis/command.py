@@ -144,7 +144,8 @@ def _words(starts: Starts, last: Diagnosis | None, name: str) -> list[str]:
         lines += _wrapped(_CUT.format(name=name))
     if others := _others(starts, last):
         titles = list(starts.titles)[: None if last else -1]
-        lines += [f"{others} earlier {'start' if others == 1 else 'starts'} in this log failed too:"]
+        which = ", the latest" if others > len(titles) else ""
+        lines += [f"{others} earlier {'start' if others == 1 else 'starts'} in this log failed too{which}:"]
         lines += [part for title in titles for part in _wrapped(f"  - {title}")]
     for known in starts.now.noticed:
         if known.severity is Severity.DEGRADED:

@@ -128,6 +128,12 @@ def test_of_several_crashes_the_last_is_told_and_the_others_are_counted(diagnose
     assert said.out.count("  - The engine crashed, and the cause is not known\n") == 2
 
 
+def test_of_very_many_crashes_the_latest_are_named(diagnose):
+    said = diagnose((BEGIN + crash(PORT)) * 3 + (BEGIN + crash("KeyError: 1")) * 6)[1]
+    assert "8 earlier starts in this log failed too, the latest:\n  - The engine crashed" in said.out
+    assert "  - A port is taken" not in said.out
+
+
 def test_a_usage_error_after_a_crash_is_the_last_start(diagnose):
     usage = "usage: vllm serve [model_tag] [options]\nvllm serve: error: argument --port: invalid int value: 'x'\n"
     said = diagnose(BEGIN + crash("KeyError: 1") + usage)[1].out
