@@ -21,6 +21,7 @@ _CHUNK = 64 * 1024  # bytes, a pipe's capacity
 _LOOK = 0.25  # between two looks at the vital processes: the price is one small read for each
 _DISCOVER = 1.0  # between two looks for new ones: a read for each process of the machine or container
 _KILL_AGAIN = 0.05
+_TITLE_WITHIN = 0.5  # that of a process which the kernel holds, maybe with the lock that its reader needs
 
 _Result = TypeVar("_Result")
 
@@ -198,6 +199,13 @@ async def kill_below(root: int, limit: float) -> list[Survivor]:
     while alive := descendants(root):
         kill(alive)
         if time.monotonic() > deadline:
-            return await off_loop(lambda: [survivor(pid) for pid in sorted(alive)])
+            return await asyncio.gather(*map(_survivor, sorted(alive)))
         await asyncio.sleep(_KILL_AGAIN)
     return []
+
+
+async def _survivor(pid: int) -> Survivor:
+    try:
+        return await asyncio.wait_for(off_loop(partial(survivor, titled=True), pid), _TITLE_WITHIN)
+    except TimeoutError:
+        return survivor(pid, titled=False)

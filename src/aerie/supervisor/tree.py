@@ -81,16 +81,15 @@ def kill(pids: Iterable[int]) -> None:
             os.kill(pid, signal.SIGKILL)
 
 
-def survivor(pid: int) -> Survivor:
-    """Say what is known of a process that should be gone."""
+def survivor(pid: int, *, titled: bool) -> Survivor:
+    """Say what is known of a process that should be gone, which may keep a reader of its title waiting for ever."""
     stat = _stat(pid)
     try:
         where = (_PROC / str(pid) / "wchan").read_text()
     except OSError:
         where = ""
-    return Survivor(
-        pid, _title(pid) or "a process", stat.state if stat else "?", where if where not in {"", "0"} else "?"
-    )
+    title = titled and _title(pid)
+    return Survivor(pid, title or "a process", stat.state if stat else "?", where if where not in {"", "0"} else "?")
 
 
 def _stats() -> Iterator[tuple[int, _Stat]]:

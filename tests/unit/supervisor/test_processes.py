@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -62,6 +63,15 @@ def test_what_survives_is_told_with_what_it_waits_for(tree_of_two, monkeypatch):
     below = next(survivor for survivor in survivors if survivor.pid == tree_of_two[1])
     assert (below.name, below.state) == ("sleep", "S")
     assert f"sleep (pid {below.pid}, state S, waits in {below.waits_in})" == str(below)
+
+
+def test_a_survivor_whose_title_is_locked_is_told_without(tree_of_two, monkeypatch):
+    unlocked = threading.Event()
+    monkeypatch.setattr("aerie.supervisor.processes.kill", lambda _pids: None)
+    monkeypatch.setattr("aerie.supervisor.tree._title", lambda _pid: "late" if unlocked.wait(10) else "later")
+    survivors = asyncio.run(kill_below(os.getpid(), limit=0.1))
+    unlocked.set()
+    assert [survivor.name for survivor in survivors] == ["a process", "a process"]
 
 
 def titled(title):
