@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import itertools
 import os
 import signal
 import subprocess
@@ -11,9 +12,11 @@ import time
 
 import pytest
 
-from aerie.supervisor import leash
+from aerie.supervisor import leash, tree
 from aerie.supervisor.processes import Engine, Reaper, kill_below, off_loop, vital_death
 from aerie.supervisor.tree import descendants
+
+PATIENCE = 120.0  # seconds until a test gives up; none waits that long but to fail
 
 
 @pytest.fixture
@@ -44,13 +47,13 @@ def test_the_whole_tree_is_found_whatever_its_sessions_and_names(tree_of_two):
 
 def test_the_dead_are_not_counted():
     child = subprocess.Popen(["true"])
-    time.sleep(0.3)
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # it is a zombie, and stays one
     assert child.pid not in descendants(os.getpid())
     child.wait()
 
 
 def test_the_whole_tree_is_killed_before_it_returns(tree_of_two):
-    assert asyncio.run(kill_below(os.getpid(), limit=10)) == []
+    assert asyncio.run(kill_below(os.getpid(), PATIENCE)) == []
     assert descendants(os.getpid()) == set()
     assert tree_of_two[0].wait() == -signal.SIGKILL
 
@@ -80,24 +83,30 @@ def titled(title):
 
 
 @pytest.mark.parametrize("title", ["VLLM::EngineCore", "VLLM::Worker_TP1"])
-def test_the_death_of_a_vital_process_is_seen_at_once(title):
+def test_the_death_of_a_vital_process_is_seen_and_no_other_one(monkeypatch, title):
+    known = threading.Event()
+
+    def vital_below(root):
+        found = tree.vital_below(root)
+        known.set()
+        return found
+
     async def watch():
         other, vital = titled("VLLM::APIServer_0"), titled(title)
+        monkeypatch.setattr("aerie.supervisor.processes.vital_below", vital_below)
         seen = asyncio.create_task(vital_death(os.getpid()))
-        await asyncio.sleep(0.5)
+        await asyncio.to_thread(known.wait, PATIENCE)
         other.kill()
         other.wait()
-        await asyncio.sleep(0.5)
+        await asyncio.sleep(0.4)  # longer than between two looks
         assert not seen.done(), "an API server that ends is seen by its exit"
-        killed = time.monotonic()
         vital.kill()  # and not collected: a zombie
-        died = await asyncio.wait_for(seen, 5)
+        died = await asyncio.wait_for(seen, PATIENCE)
         vital.wait()
-        return vital.pid, died, time.monotonic() - killed
+        return vital.pid, died
 
-    pid, died, seconds = asyncio.run(watch())
+    pid, died = asyncio.run(watch())
     assert (died.title, died.pid) == (title, pid)
-    assert seconds < 1
 
 
 def test_what_never_answers_keeps_nobody_from_ending():
@@ -109,7 +118,9 @@ def test_what_never_answers_keeps_nobody_from_ending():
         "asyncio.run(main())"
     )
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    ran = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, timeout=20, check=True)
+    ran = subprocess.run(
+        [sys.executable, "-c", script], env=environment, capture_output=True, timeout=PATIENCE, check=True
+    )
     assert ran.stdout == b"given up\n"
 
 
@@ -130,8 +141,8 @@ def run_leashed(*command, beside=None):
         engine = await Engine.start(
             command, dict(os.environ) | {"PYTHONPATH": os.pathsep.join(sys.path)}, reaper, written.append
         )
-        status = await asyncio.wait_for(engine.ended, 20)
-        await asyncio.wait_for(engine.copied.wait(), 120)
+        status = await asyncio.wait_for(engine.ended, PATIENCE)
+        await asyncio.wait_for(engine.copied.wait(), PATIENCE)
         if task:
             await task
         return engine.pid, status, b"".join(written)
@@ -158,22 +169,23 @@ def test_on_the_leash_nothing_of_ours_stays_open():
 
 
 def test_a_flood_of_output_leaves_the_loop_to_others(monkeypatch):
-    gaps, size = [], 3_000_000
+    turns, size = [], 1_000_000
     show = Engine._show
 
     def slowly(engine, chunk):
-        time.sleep(0.02)
+        turns.append("piece")
+        time.sleep(0.02)  # in which the next pieces come
         show(engine, chunk)
 
     async def look(written):
         while sum(map(len, written)) < size:
-            before = time.monotonic()
+            turns.append("others")
             await asyncio.sleep(0)
-            gaps.append(time.monotonic() - before)
 
     monkeypatch.setattr(Engine, "_show", slowly)
     run_leashed("head", "-c", str(size), "/dev/zero", beside=look)
-    assert max(gaps) < 0.3, "no more than one piece is read at a time"
+    assert turns.count("piece") > 5
+    assert ("piece", "piece") not in itertools.pairwise(turns)
 
 
 def test_what_cannot_be_started_is_told():
@@ -184,5 +196,5 @@ def test_what_cannot_be_started_is_told():
 def test_a_leash_whose_holder_is_gone_starts_nothing(tmp_path):
     command = [sys.executable, "-m", leash.__name__, "1", "2", "touch", str(tmp_path / "started")]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    assert subprocess.run(command, env=environment, timeout=20, check=False).returncode == 128 + signal.SIGKILL
+    assert subprocess.run(command, env=environment, timeout=PATIENCE, check=False).returncode == 128 + signal.SIGKILL
     assert not (tmp_path / "started").exists()

@@ -33,7 +33,7 @@ def running(source, *, title=sys.executable):
         process.stdout.close()
 
 
-def until(condition, limit=5.0):
+def until(condition, limit=120.0):
     deadline = time.monotonic() + limit
     while not (value := condition()):
         assert time.monotonic() < deadline
@@ -76,10 +76,13 @@ time.sleep(60)
 
 def test_an_idle_process_sleeps_and_a_stopped_one_is_stopped():
     with running(IDLE) as process:
-        (idle,) = until(lambda: (now := sample(process.pid).processes)[0].state == "S" and now)
-        time.sleep(0.2)
-        (later,) = sample(process.pid).processes
-        assert (later.faults, later.cpu_seconds) == (idle.faults, idle.cpu_seconds)
+
+        def idles():
+            (before,) = sample(process.pid).processes
+            time.sleep(0.1)
+            return before.state == "S" and sample(process.pid).processes == (before,)
+
+        until(idles)
         assert waits_in(process.pid) != "0"
         process.send_signal(signal.SIGSTOP)
         until(lambda: sample(process.pid).processes[0].state == "T")
