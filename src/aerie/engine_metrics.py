@@ -4,9 +4,9 @@ The names are those of vllm/v1/metrics/loggers.py and vllm/v1/spec_decode/metric
 """
 
 import re
-from collections import Counter
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from itertools import zip_longest
 
 _HEARTBEAT = "vllm:iteration_tokens_total_count"
@@ -19,7 +19,8 @@ _DRAFTS = "vllm:spec_decode_num_drafts_total"
 _DRAFT_TOKENS = "vllm:spec_decode_num_draft_tokens_total"
 _ACCEPTED_TOKENS = "vllm:spec_decode_num_accepted_tokens_total"
 _ACCEPTED_BY_POSITION = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
-_POSITION = re.compile(r'\bposition="(\d+)"')
+_POSITION = re.compile(r'[{,]position="(\d+)"')
+_ENGINE = re.compile(r'[{,]engine="(\d+)"')
 
 
 @dataclass(frozen=True)
@@ -64,22 +65,47 @@ class Serving:
     prompt_tokens_per_second: float
 
 
-@dataclass(frozen=True)
-class EngineMetrics:
-    """One reading, over all engines behind the API.
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """The figures of one engine of which every step moves at least one.
 
     `heartbeat` counts the steps that gave a token to any request. A step that only fills a part of a long prompt moves
     `kv_cache_usage` (0 to 1) and the requests' numbers instead: the scheduler's own figures come with every step.
-    `speculation` is None where the engine does not speculate.
     """
 
-    heartbeat: int
-    requests_running: int
-    requests_waiting: int
-    kv_cache_usage: float
-    prompt_tokens: int
-    generation_tokens: int
-    speculation: Speculation | None
+    heartbeat: int = 0
+    requests_running: int = 0
+    requests_waiting: int = 0
+    kv_cache_usage: float = 0.0
+
+
+@dataclass(frozen=True)
+class EngineMetrics:
+    """One reading.
+
+    `engines` are those behind the API by their number, several with --data-parallel-size. All else is of all of them;
+    `speculation` is None where they do not speculate.
+    """
+
+    engines: Mapping[str, Steps] = field(default_factory=dict)
+    prompt_tokens: int = 0
+    generation_tokens: int = 0
+    speculation: Speculation | None = None
+
+    @property
+    def requests_running(self) -> int:
+        """Return how many requests are in a batch."""
+        return sum(engine.requests_running for engine in self.engines.values())
+
+    @property
+    def requests_waiting(self) -> int:
+        """Return how many requests wait for a place in one."""
+        return sum(engine.requests_waiting for engine in self.engines.values())
+
+    @property
+    def kv_cache_usage(self) -> float:
+        """Return how full the fullest cache is."""
+        return max((engine.kv_cache_usage for engine in self.engines.values()), default=0.0)
 
     def serving_since(self, earlier: "EngineMetrics", seconds: float) -> Serving:
         """Return what is going on, with rates from the difference to a reading taken `seconds` ago (above 0)."""
@@ -93,23 +119,21 @@ class EngineMetrics:
 
 
 def read_metrics(text: str) -> EngineMetrics:
-    """Sum every figure over all engines, but for the KV cache's: the fullest counts. What is missing is 0."""
+    """Return what the text says; what is missing is 0."""
+    steps: defaultdict[str, dict[str, float]] = defaultdict(dict)
     sums: Counter[str] = Counter()
     positions: Counter[int] = Counter()
-    fullest = 0.0
     for name, labels, value in _samples(text.splitlines()):
-        if name == _KV_CACHE_USAGE:
-            fullest = max(fullest, value)
+        if name in _STEPS:
+            engine = _ENGINE.search(labels)
+            steps[engine[1] if engine else ""][name] = value
         elif name == _ACCEPTED_BY_POSITION and (position := _POSITION.search(labels)):
             positions[int(position[1])] += int(value)
         else:
             sums[name] += int(value)
     by_position = tuple(positions[position] for position in range(max(positions, default=-1) + 1))
     return EngineMetrics(
-        heartbeat=sums[_HEARTBEAT],
-        requests_running=sums[_RUNNING],
-        requests_waiting=sums[_WAITING],
-        kv_cache_usage=fullest,
+        engines={engine: _steps(figures) for engine, figures in steps.items()},
         prompt_tokens=sums[_PROMPT_TOKENS],
         generation_tokens=sums[_GENERATION_TOKENS],
         speculation=Speculation(sums[_DRAFTS], sums[_DRAFT_TOKENS], sums[_ACCEPTED_TOKENS], by_position)
@@ -118,8 +142,14 @@ def read_metrics(text: str) -> EngineMetrics:
     )
 
 
+def _steps(figures: Mapping[str, float]) -> Steps:
+    heartbeat, running, waiting, usage = (figures.get(name, 0.0) for name in _STEPS)
+    return Steps(int(heartbeat), int(running), int(waiting), usage)
+
+
+_STEPS = (_HEARTBEAT, _RUNNING, _WAITING, _KV_CACHE_USAGE)
 _READ = (
-    _HEARTBEAT, _RUNNING, _WAITING, _KV_CACHE_USAGE, _PROMPT_TOKENS, _GENERATION_TOKENS,
+    *_STEPS, _PROMPT_TOKENS, _GENERATION_TOKENS,
     _DRAFTS, _DRAFT_TOKENS, _ACCEPTED_TOKENS, _ACCEPTED_BY_POSITION,
 )  # fmt: skip
 # A label's value may hold anything, a brace and a blank too.

@@ -2,7 +2,7 @@
 
 import pytest
 
-from aerie.engine_metrics import EngineMetrics, Serving, Speculation, read_metrics
+from aerie.engine_metrics import EngineMetrics, Serving, Speculation, Steps, read_metrics
 
 METRICS = """\
 # HELP vllm:num_requests_running Number of requests in model execution batches.
@@ -33,29 +33,36 @@ process_cpu_seconds_total 12.5
 SPECULATION = Speculation(110, 330, 165, (99, 40, 26))
 
 
-def test_every_figure_is_summed_over_engines_and_the_fullest_cache_counts():
-    assert read_metrics(METRICS) == EngineMetrics(
-        heartbeat=41,
-        requests_running=4,
-        requests_waiting=7,
-        kv_cache_usage=0.25,
+def test_each_engine_has_its_steps_and_all_else_is_summed():
+    metrics = read_metrics(METRICS)
+    assert metrics == EngineMetrics(
+        engines={"0": Steps(41, 3, 7, 0.25), "1": Steps(0, 1, 0, 0.125)},
         prompt_tokens=640,
         generation_tokens=1200,
         speculation=SPECULATION,
     )
+    assert (metrics.requests_running, metrics.requests_waiting, metrics.kv_cache_usage) == (4, 7, 0.25)
 
 
 @pytest.mark.parametrize("text", ["", "vllm:num_requests_running 0.0\n", "<html>not metrics</html>"])
 def test_an_engine_without_speculation_has_no_counters(text):
-    assert read_metrics(text) == EngineMetrics(0, 0, 0, 0.0, 0, 0, None)
+    metrics = read_metrics(text)
+    assert metrics.speculation is None
+    assert (metrics.requests_running, metrics.requests_waiting, metrics.kv_cache_usage) == (0, 0, 0.0)
+
+
+def test_a_value_that_looks_like_a_label_is_none():
+    text = 'vllm:num_requests_running{model_name="x engine=\\"7\\"",engine="0"} 2.0\n'
+    assert read_metrics(text).engines == {"0": Steps(requests_running=2)}
 
 
 def test_labels_may_be_missing():
+    assert read_metrics("vllm:num_requests_running 2.0\n").engines == {"": Steps(requests_running=2)}
     assert read_metrics("vllm:spec_decode_num_drafts_total 3.0\n").speculation == Speculation(3, 0, 0)
 
 
 def test_rates_are_the_difference_of_two_readings():
-    earlier = EngineMetrics(40, 0, 0, 0.0, 140, 1000, None)
+    earlier = EngineMetrics({}, 140, 1000)
     assert read_metrics(METRICS).serving_since(earlier, 2.0) == Serving(4, 7, 0.25, 100.0, 250.0)
 
 

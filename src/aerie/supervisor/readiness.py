@@ -41,6 +41,7 @@ _QUOTED = 200  # characters of a refusal that the reason quotes
 _COMPLETION = {"prompt": "Are you ready?", "max_tokens": 16, "temperature": 0, "ignore_eos": True}
 # One step, of as many tokens as cost no more than one does, and the same in every tokenizer. See `Judge.grace`.
 _SIGN_OF_LIFE = {"prompt": list(range(100, 164)), "max_tokens": 1, "temperature": 0}
+_RANK = "X-data-parallel-rank"  # vllm/entrypoints/generate/base/serving.py
 _PATIENTLY = None  # a first completion may compile kernels for minutes; the judge counts
 
 
@@ -49,11 +50,16 @@ class _NotReadyError(Exception):
 
 
 async def watch(
-    arguments: EngineArguments, keys_file: Path, api_server: int, dispatch: Callable[[Event], None]
+    arguments: EngineArguments,
+    keys_file: Path,
+    stall_timeout: float,
+    api_server: int,
+    dispatch: Callable[[Event], None],
 ) -> Dead | Hung:
     """Follow the engine whose first process is `api_server`, until cancelled or until it can only be ended.
 
-    An answer that is late proves nothing and ends nothing.
+    An answer that is late proves nothing and ends nothing. The first completion belongs to the start, and has its
+    `stall_timeout` in seconds.
     """
     # A kept connection that the server just closed would look like a dead engine. An engine's certificate names the
     # host's public name, if anything, and we ask on the host itself.
@@ -61,7 +67,8 @@ async def watch(
     # Without aiohttp's own limits, which now and then swallow a cancellation that comes at their very moment.
     unlimited = aiohttp.ClientTimeout(total=None)
     async with aiohttp.ClientSession(arguments.url, connector=connector, timeout=unlimited) as session:
-        watch = _Watch(_Api(session, arguments.served_name, keys_file), arguments.step_tokens, api_server, dispatch)
+        api = _Api(session, arguments.served_name, keys_file)
+        watch = _Watch(api, arguments.step_tokens, Judge(api_server, stall_timeout), api_server, dispatch)
         try:
             return await watch.run()
         finally:
@@ -87,15 +94,21 @@ class _Answered:
 
 class _Watch:
     def __init__(
-        self, api: "_Api", step_tokens: int | None, api_server: int, dispatch: Callable[[Event], None]
+        self,
+        api: "_Api",
+        step_tokens: int | None,
+        judge: Judge,
+        api_server: int,
+        dispatch: Callable[[Event], None],
     ) -> None:
         self._api = api
         self._step_tokens = step_tokens
         self._api_server = api_server
         self._dispatch = dispatch
-        self._judge = Judge(api_server)
+        self._judge = judge
         self._serving = False
         self._request: asyncio.Task[_Checked | _Answered] | None = None
+        self._asked = ""
         self._look: asyncio.Task[tuple[Activity, bool]] | None = None
         self._seen: tuple[Activity, bool] | None = None
         self._late = False
@@ -111,10 +124,10 @@ class _Watch:
                 return dead
             if self._api.was_well and self._down_since is None:
                 self._take_answer()
-                self._ask()
                 if hung := await self._observe():
                     self._refuse(hung.reason)
                     return hung
+                self._ask()
             await self._pause(_POLL if self._api.was_well else _FIRST_POLLS)
 
     async def _pause(self, seconds: float) -> None:
@@ -167,15 +180,21 @@ class _Watch:
             return
         if not self._serving and time.monotonic() >= self._next_check:
             self._dispatch(Answered())
-            self._request = asyncio.create_task(self._api.check())
-        elif self._judge.wants_request:
-            self._request = asyncio.create_task(self._api.sign_of_life())
+            self._asked = self._judge.engines[0]
+            self._request = asyncio.create_task(self._api.check(self._rank()))
+        elif (engine := self._judge.to_ask) is not None:
+            self._asked = engine
+            self._request = asyncio.create_task(self._api.sign_of_life(self._rank()))
+
+    def _rank(self) -> str | None:
+        """Return the engine that is asked, where there are several."""
+        return self._asked if len(self._judge.engines) > 1 else None
 
     def _take_answer(self) -> None:
         """Take in what came of a completion of our own that has ended."""
         if self._request is None or not self._request.done():
             return
-        request, self._request = self._request, None
+        request, asked, self._request = self._request, self._asked, None
         try:
             answer = request.result()
         except TimeoutError:
@@ -186,10 +205,10 @@ class _Watch:
             self._refuse(f"an answer was not in the form of OpenAI's API: {error!r}")
         else:
             if isinstance(answer, _Answered):
-                self._judge.measured(answer.tokens, answer.seconds)
+                self._judge.answered(asked, answer.tokens, answer.seconds)
                 return
-            self._judge.measured(answer.answered.tokens, answer.answered.seconds)
-            self._judge.largest_step(self._step_tokens or answer.longest_prompt)
+            self._judge.answered(asked, answer.answered.tokens, answer.answered.seconds)
+            self._judge.served(self._step_tokens or answer.longest_prompt)
             self._serving = True
             self._dispatch(Served(answer.speculation))
             return
@@ -198,7 +217,7 @@ class _Watch:
     async def _observe(self) -> Hung | None:
         if time.monotonic() < self._next_look:
             return None
-        own_request = self._request is not None
+        asked = self._asked if self._request else None
         self._look = self._look or asyncio.create_task(off_loop(_look_at, self._api_server))
         metrics = await self._metrics()
         await first(self._look, timeout=_LATE)
@@ -210,7 +229,7 @@ class _Watch:
         if self._seen is None:
             return None
         # A driver that does not answer any more leaves us with what was seen last: processes that do not move.
-        self._judge.saw(Observation(time.time(), metrics, self._seen[0], own_request, self._seen[1]))
+        self._judge.saw(Observation(time.time(), metrics, self._seen[0], asked, self._seen[1]))
         return self._judge.verdict(waits_in)
 
     async def _metrics(self) -> EngineMetrics | None:
@@ -257,7 +276,7 @@ class _Api:
         """Return the engine's own figures; raises TimeoutError and _NotReadyError."""
         return read_metrics(await self._ask("GET", "/metrics", _LATE))
 
-    async def check(self) -> _Checked:
+    async def check(self, rank: str | None) -> _Checked:
         """Get one completion and return the counters after it; raises _NotReadyError with what was amiss."""
         models = json.loads(await self._ask("GET", "/v1/models", _PATIENTLY))["data"]
         model = next((model for model in models if model["id"] == self._served_name), None)
@@ -265,21 +284,21 @@ class _Api:
             names = ", ".join(model["id"] for model in models)
             raise _NotReadyError(f"/v1/models offers {names}, and not {self._served_name}")
         before = (await self.metrics()).speculation
-        await self._complete(_COMPLETION)
+        await self._complete(_COMPLETION, rank)
         after = await self._drafted_since(before) if before else None
-        return _Checked(after, int(model.get("max_model_len") or 0), await self.sign_of_life())
+        return _Checked(after, int(model.get("max_model_len") or 0), await self.sign_of_life(rank))
 
-    async def sign_of_life(self) -> _Answered:
-        """Get one token and return what it took; raises _NotReadyError."""
+    async def sign_of_life(self, rank: str | None) -> _Answered:
+        """Get one token, of the engine with that number if one is given; return what it took. Raises _NotReadyError."""
         began = time.monotonic()
         # A prompt that the prefix cache knows would be no measure.
-        tokens = await self._complete(_SIGN_OF_LIFE | {"cache_salt": uuid.uuid4().hex})
+        tokens = await self._complete(_SIGN_OF_LIFE | {"cache_salt": uuid.uuid4().hex}, rank)
         return _Answered(tokens, time.monotonic() - began)
 
-    async def _complete(self, request: dict[str, Any]) -> int:
+    async def _complete(self, request: dict[str, Any], rank: str | None) -> int:
         """Return the number of the prompt's tokens."""
         body = {"model": self._served_name, **request}
-        usage = json.loads(await self._ask("POST", "/v1/completions", _PATIENTLY, body))["usage"]
+        usage = json.loads(await self._ask("POST", "/v1/completions", _PATIENTLY, body, rank))["usage"]
         if not usage["completion_tokens"]:
             raise _NotReadyError("a completion came back without a token")
         return int(usage["prompt_tokens"])
@@ -298,8 +317,10 @@ class _Api:
         except (OSError, ValueError, IndexError) as error:
             raise _NotReadyError(f"no key to ask with in {self._keys_file}: {error}") from None
 
-    async def _ask(self, method: str, path: str, limit: float | None, body: dict[str, Any] | None = None) -> str:
-        headers = {"Authorization": f"Bearer {self._key()}"}
+    async def _ask(
+        self, method: str, path: str, limit: float | None, body: dict[str, Any] | None = None, rank: str | None = None
+    ) -> str:
+        headers = {"Authorization": f"Bearer {self._key()}"} | ({_RANK: rank} if rank else {})
         try:
             async with (
                 asyncio.timeout(limit),

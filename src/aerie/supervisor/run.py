@@ -94,6 +94,7 @@ class EngineRun:
         self._engine = engine
         self._keys_file = keys_file
         self._drain_timeout = drain_timeout
+        self._stall_timeout = stall_timeout
         self._history = history
         self._dispatch_to = dispatch
         self._gpus = gpus
@@ -164,7 +165,7 @@ class EngineRun:
     def _watchers(self, pid: int) -> list[Coroutine[Any, Any, _Seen]]:
         """Return what sees an engine that has to go, each in its own way; none of them ends for another reason."""
         return [
-            readiness.watch(self._engine, self._keys_file, pid, self._dispatch),
+            readiness.watch(self._engine, self._keys_file, self._stall_timeout, pid, self._dispatch),
             vital_death(os.getpid()),
             self._last_words(),
             self._stall(pid),

@@ -50,7 +50,7 @@ def engine(tmp_path, monkeypatch):
         """`meanwhile` is awaited once the stand-in runs; a stop is asked for when it has returned True."""
         monkeypatch.setenv("STUB", json.dumps({"hang": True, "drain": 600} | stub))
 
-        async def watch(_arguments, _keys, _pid, dispatch):
+        async def watch(_arguments, _keys, _stall_timeout, _pid, dispatch):
             if listens:
                 dispatch(Answered())
             return seen or await asyncio.Event().wait()

@@ -9,7 +9,7 @@ import itertools
 import pytest
 
 from aerie.diagnosis import Collector, Evidence, Kind
-from aerie.engine_metrics import EngineMetrics
+from aerie.engine_metrics import EngineMetrics, Steps
 from aerie.startup.activity import Activity, ProcessActivity
 from aerie.supervisor.liveness import GRACE, Hung, Judge, Observation
 
@@ -17,6 +17,7 @@ API, CORE, WORKER_0, WORKER_1 = 10, 11, 12, 13
 NAMES = {API: "vllm", CORE: "VLLM::EngineCore", WORKER_0: "VLLM::Worker_TP0", WORKER_1: "VLLM::Worker_TP1"}
 EVERY = 4.0  # seconds between two looks
 LIMIT = 180  # seconds in which a hung engine must be found
+STALLS = 900.0  # seconds, the limit of a start
 
 # What a process does in a second: CPU seconds, page faults; and its state.
 IDLE = (0.02, 1, "S")
@@ -30,13 +31,16 @@ class Engine:
     """Plays an engine to a judge: time passes in looks."""
 
     def __init__(self):
-        self.judge = Judge(API)
+        self.judge = Judge(API, STALLS)
         self.now = 1_796_000_000.0
         self.names = dict(NAMES)
         self.doing = dict.fromkeys(NAMES, IDLE)
         self.totals = {pid: [0.0, 0] for pid in NAMES}
         self.heartbeat, self.running, self.waiting, self.kv = 40, 0, 0, 0.0
-        self.own_request = self.gpus_busy = self.silent = False
+        self.read = dict.fromkeys(NAMES, 0)
+        self.others = {}
+        self.own_request = None
+        self.gpus_busy = self.silent = False
 
     def does(self, **what):
         for name, doing in what.items():
@@ -48,10 +52,10 @@ class Engine:
             self.totals[pid][0] += cpu * seconds
             self.totals[pid][1] += int(faults * seconds)
         processes = tuple(
-            ProcessActivity(pid, self.names[pid], self.doing[pid][2], 0, faults, 2**30, cpu)
+            ProcessActivity(pid, self.names[pid], self.doing[pid][2], self.read.get(pid, 0), faults, 2**30, cpu)
             for pid, (cpu, faults) in self.totals.items()
         )
-        metrics = EngineMetrics(self.heartbeat, self.running, self.waiting, self.kv, 0, 0, None)
+        metrics = EngineMetrics({"0": Steps(self.heartbeat, self.running, self.waiting, self.kv), **self.others})
         self.judge.saw(
             Observation(
                 self.now, None if self.silent else metrics, Activity(processes), self.own_request, self.gpus_busy
@@ -72,8 +76,17 @@ class Engine:
 @pytest.fixture
 def engine():
     engine = Engine()
-    engine.judge.largest_step(8192)
-    engine.judge.measured(64, 0.08)
+    engine.judge.served(8192)
+    engine.judge.answered("0", 64, 0.08)
+    engine.look()
+    return engine
+
+
+@pytest.fixture
+def two_engines(engine):
+    """Two engines behind one API, neither of which the other waits for: a dense model with --data-parallel-size 2."""
+    engine.names |= {WORKER_0: "VLLM::EngineCore_DP0", WORKER_1: "VLLM::EngineCore_DP1"}
+    engine.others = {"1": Steps()}
     engine.look()
     return engine
 
@@ -83,11 +96,13 @@ def test_an_idle_engine_lives_and_is_asked_every_half_minute(engine):
 
     def each():
         if engine.own_request:  # answered since the last look
-            engine.own_request = False
+            engine.judge.answered(engine.own_request, 64, 0.08)
+            assert engine.judge.to_ask is None, "what has just answered is not asked again"
+            engine.own_request = None
             engine.heartbeat += 1
-        elif engine.judge.wants_request:
+        elif to_ask := engine.judge.to_ask:
             asked.append(engine.now)
-            engine.own_request = True
+            engine.own_request = to_ask
 
     verdict, _ = engine.pass_time(600, each)
     assert verdict is None
@@ -103,7 +118,7 @@ def test_a_busy_engine_lives_and_is_never_asked(engine):
 
     def each():
         engine.heartbeat += 80
-        assert not engine.judge.wants_request
+        assert engine.judge.to_ask is None
 
     assert engine.pass_time(3600, each)[0] is None
 
@@ -111,7 +126,7 @@ def test_a_busy_engine_lives_and_is_never_asked(engine):
 def test_requests_too_short_to_be_seen_running_keep_an_engine_busy(engine):
     def each():
         engine.heartbeat += 1
-        assert not engine.judge.wants_request
+        assert engine.judge.to_ask is None
 
     assert engine.pass_time(600, each)[0] is None
 
@@ -139,14 +154,14 @@ def test_what_the_judge_says_is_known_to_the_diagnosis(engine, rank, signature):
     assert Collector().diagnose(verdict.reason, said, Kind.HUNG).signature == signature
 
 
-def idle_then(engine, **what):
+def idle_then(engine, limit=LIMIT, **what):
     """An engine that comes to harm just after it has answered; return (verdict, seconds)."""
     engine.does(**what)
 
     def each():
-        engine.own_request = engine.own_request or engine.judge.wants_request
+        engine.own_request = engine.own_request or engine.judge.to_ask
 
-    return engine.pass_time(LIMIT, each)
+    return engine.pass_time(limit, each)
 
 
 @pytest.mark.parametrize("stopped", ["worker_1", "core"])
@@ -185,7 +200,7 @@ def test_ranks_that_spin_from_idle_on_are_found(engine):
 
 
 def test_the_grace_grows_with_what_one_step_may_have_to_process(engine):
-    engine.judge.largest_step(131_072)
+    engine.judge.served(131_072)
     engine.running = 1
     engine.does(worker_0=SPINS, worker_1=SPINS)
     assert engine.pass_time(GRACE + 300)[0] is None, "131,072 tokens at 1.25 ms, twice"
@@ -193,7 +208,7 @@ def test_the_grace_grows_with_what_one_step_may_have_to_process(engine):
 
 
 def test_a_stopped_rank_gets_no_more_grace_for_a_long_prompt(engine):
-    engine.judge.largest_step(131_072)
+    engine.judge.served(131_072)
     engine.running = 1
     engine.does(worker_0=SPINS, worker_1=STOPPED)
     assert engine.pass_time(LIMIT)[1] <= 110
@@ -245,17 +260,126 @@ def test_late_figures_are_no_death_of_a_working_engine(engine):
     assert engine.pass_time(1800, each)[0] is None
 
 
-def test_a_process_that_has_just_begun_works():
-    """A kernel that is compiled at its first use is compiled by new processes."""
-    engine = Engine()
+def begins(engine, name, pid, doing):
+    engine.names[pid], engine.doing[pid], engine.totals[pid] = name, doing, [0.0, 0]
+
+
+def test_processes_that_vllm_begins_and_that_compute_work(engine):
+    """A kernel that is compiled at its first use is compiled by new processes, each of which takes a while."""
     engine.running = 1
-    engine.does(worker_0=SPINS)
-    compilers = iter(range(1000, 2000))
+    engine.does(worker_0=ASLEEP, worker_1=ASLEEP)
+    begins(engine, "cicc", 1000, COMPUTES)
+    assert engine.pass_time(900)[0] is None
+
+
+@pytest.mark.parametrize(("name", "doing"), [("sh", COMPUTES), ("VLLM::Helper", SPINS)])
+def test_what_comes_and_goes_is_no_work(engine, name, doing):
+    engine.running = 1
+    engine.does(worker_0=SPINS, worker_1=SPINS)
+    pids = itertools.count(1000)
 
     def each():
         for pid in set(engine.doing) - set(NAMES):
             del engine.doing[pid], engine.totals[pid]
-        compiler = next(compilers)
-        engine.names[compiler], engine.doing[compiler], engine.totals[compiler] = "cicc", SPINS, [0.0, 0]
+        begins(engine, name, next(pids), doing)
 
-    assert engine.pass_time(900, each)[0] is None
+    assert engine.pass_time(LIMIT, each)[0]
+
+
+@pytest.mark.parametrize(("bytes_a_look", "hangs"), [(4096, True), (2**20 - 1, True), (2**20, False)])
+def test_reading_is_work_from_a_mebibyte_a_look_on(engine, bytes_a_look, hangs):
+    """Under memory pressure the kernel takes pages of code from a spinning process and reads them again."""
+    engine.running = 1
+    engine.does(worker_0=SPINS, worker_1=SPINS)
+
+    def each():
+        engine.read[WORKER_0] += bytes_a_look
+
+    assert bool(engine.pass_time(LIMIT, each)[0]) is hangs
+
+
+def test_one_hung_engine_among_several_is_found(two_engines):
+    two_engines.running, two_engines.others = 4, {"1": Steps(9, 2, 1, 0.5)}
+    two_engines.does(worker_0=COMPUTES, worker_1=SPINS)
+
+    def each():
+        two_engines.heartbeat += 40
+
+    verdict, _ = two_engines.pass_time(LIMIT, each)
+    assert " of engine 1, requests running: 2, waiting: 1" in verdict.reason
+    assert "vllm:iteration_tokens_total_count stands at 9" in verdict.evidence[0]
+
+
+def test_one_idle_engine_among_several_is_asked_and_found(two_engines):
+    two_engines.running = 4
+    two_engines.does(worker_1=SPINS)
+    asked = []
+
+    def each():
+        two_engines.heartbeat += 40
+        if to_ask := two_engines.own_request or two_engines.judge.to_ask:
+            two_engines.own_request = to_ask
+            asked.append(to_ask)
+
+    verdict, _ = two_engines.pass_time(LIMIT, each)
+    assert set(asked) == {"1"}
+    assert " of engine 1, requests running: 0, waiting: 0, our own: 1" in verdict.reason
+
+
+def test_an_engine_lives_while_another_one_has_nothing_to_do(two_engines):
+    two_engines.running = 4
+    two_engines.own_request = "0"
+
+    def each():
+        two_engines.heartbeat += 1
+
+    assert two_engines.pass_time(1800, each)[0] is None
+
+
+@pytest.mark.parametrize("rank", [SPINS, ASLEEP, STOPPED])
+def test_until_an_engine_has_served_it_has_the_time_of_a_start(rank):
+    """The first completion may compile, and copies of kernels may be read from a disk that is slow to answer."""
+    engine = Engine()
+    engine.own_request = ""
+    engine.does(worker_0=rank, worker_1=rank)
+    assert engine.pass_time(STALLS - 20)[0] is None
+    assert engine.pass_time(40)[0]
+
+
+@pytest.mark.parametrize("seconds", [0.08, 0.17, 1.0, 60.0])
+def test_a_hang_from_idle_on_is_found_in_time_at_any_pace(engine, seconds):
+    """A step of a usual size has its limit, however slow an answer to 64 tokens is."""
+    engine.judge = Judge(API, STALLS)
+    engine.judge.served(16_384)
+    engine.judge.answered("0", 64, seconds)
+    engine.gpus_busy = True
+    verdict, _ = idle_then(engine, core=ASLEEP, worker_0=SPINS, worker_1=SPINS)
+    assert verdict
+
+
+@pytest.mark.parametrize("most", [4.0, 90.0, 400.0])
+def test_a_prompt_of_maximum_length_is_never_killed(engine, most):
+    """262,144 tokens in pieces of 8192, each of which takes longer than the one before."""
+    engine.running, engine.gpus_busy = 1, True
+    engine.does(worker_0=SPINS, worker_1=SPINS)
+    pieces = 262_144 // 8192
+    for piece in range(pieces):
+        seconds = most * (piece + 1) / pieces
+        assert engine.pass_time(seconds)[0] is None, f"piece {piece} takes {seconds:.0f} s"
+        engine.kv += 1 / pieces
+
+
+def test_a_prompt_that_is_one_step_has_the_time_of_its_length(engine):
+    engine.judge.served(262_144)
+    engine.running, engine.gpus_busy = 1, True
+    engine.does(worker_0=SPINS, worker_1=SPINS)
+    assert engine.pass_time(2 * 262_144 * 0.08 / 64)[0] is None
+
+
+def test_the_longest_grace_ends_before_vllms_own_deadline_of_a_step(engine):
+    engine.judge = Judge(API, STALLS)
+    engine.judge.served(1_048_576)
+    engine.judge.answered("0", 64, 9.0)
+    verdict, seconds = idle_then(engine, 1800, worker_0=SPINS, worker_1=SPINS)
+    assert verdict
+    assert seconds > 1500

@@ -53,6 +53,7 @@ class Endpoints:
         self.late = False
         self.hangs = False
         self.running = 0
+        self.engines = 1
         self.steps = 0
         self.steps_a_look = 0
         self.drafts = 0
@@ -61,7 +62,7 @@ class Endpoints:
         self.completion_status = 200
         self.completion_takes = 0.0
         self.models = {"data": [{"id": "kimi", "max_model_len": 4096}]}
-        self.asked = []
+        self.asked, self.ranks = [], []
         self.completions = []
 
     def checks(self):
@@ -69,6 +70,8 @@ class Endpoints:
 
     async def answer(self, request):
         self.asked.append((request.path, request.headers.get("Authorization")))
+        if "X-data-parallel-rank" in request.headers:
+            self.ranks.append(request.headers["X-data-parallel-rank"])
         if self.late and request.path == "/health":
             await asyncio.sleep(0.3)
         match request.path:
@@ -77,7 +80,15 @@ class Endpoints:
             case "/metrics":
                 self.steps += self.steps_a_look
                 speculation = SPECULATION.format(self.drafts, 3 * self.drafts, self.drafts) * self.speculates
-                return web.Response(text=speculation + FIGURES.format(self.steps, self.running, 7 * self.steps))
+                figures = FIGURES.format(self.steps, self.running, 7 * self.steps)
+                if self.engines > 1:
+                    lines = [line.rpartition(" ") for line in figures.splitlines()]
+                    figures = "".join(
+                        f'{name}{{engine="{engine}"}} {value}\n'
+                        for name, _, value in lines
+                        for engine in range(self.engines)
+                    )
+                return web.Response(text=speculation + figures)
             case "/v1/models":
                 return web.json_response(self.models)
         asked = json.loads(await request.text())
@@ -91,7 +102,7 @@ class Endpoints:
 
 
 @asynccontextmanager
-async def watched(tmp_path, served_name="kimi", **answers):
+async def watched(tmp_path, served_name="kimi", stalls=PATIENCE, **answers):
     """Yield (endpoints, events, the watch's task)."""
     endpoints, events = Endpoints(), []
     vars(endpoints).update(answers)
@@ -106,7 +117,7 @@ async def watched(tmp_path, served_name="kimi", **answers):
     host, port = runner.addresses[0]
     endpoints.url = f"http://{host}:{port}"
     arguments = EngineArguments(endpoints.url, port, "m", served_name, None, None)
-    task = asyncio.create_task(readiness.watch(arguments, keys, os.getpid(), events.append))
+    task = asyncio.create_task(readiness.watch(arguments, keys, stalls, os.getpid(), events.append))
     try:
         yield endpoints, events, task
     finally:
@@ -335,9 +346,13 @@ def test_an_idle_engine_is_asked_for_one_token_now_and_then(tmp_path):
 @pytest.mark.parametrize("when", ["checking", "idle", "serving"])
 def test_an_engine_that_makes_no_step_hangs_whenever_that_begins(tmp_path, monkeypatch, when):
     monkeypatch.setattr(readiness, "sample", lambda _: process(state="T"))
+    stalls = PATIENCE
+    if when == "checking":  # the first completion is a part of the start
+        stalls = liveness.GRACE
+        monkeypatch.setattr(liveness, "GRACE", PATIENCE)
 
     async def scenario():
-        async with watched(tmp_path, hangs=when == "checking") as (endpoints, events, task):
+        async with watched(tmp_path, stalls=stalls, hangs=when == "checking") as (endpoints, events, task):
             if when != "checking":
                 await until(lambda: len(events) >= 2)
                 endpoints.hangs = True
@@ -384,6 +399,15 @@ def test_an_engine_that_makes_steps_never_hangs(tmp_path, monkeypatch):
     run(scenario())
 
 
+def test_each_of_several_engines_is_asked_for_itself(tmp_path):
+    async def scenario():
+        async with watched(tmp_path, engines=2) as (endpoints, _, task):
+            await until(lambda: {"0", "1"} <= set(endpoints.ranks))
+            assert not task.done()
+
+    run(scenario())
+
+
 def test_a_refused_sign_of_life_makes_it_unready_until_a_check_passes(tmp_path):
     async def scenario():
         async with watched(tmp_path) as (endpoints, events, task):
@@ -411,7 +435,9 @@ def test_it_ends_when_it_is_told_to_whatever_it_waits_for(tmp_path, monkeypatch)
             arguments = EngineArguments(endpoints.url, 0, "m", "kimi", None, None)
             events = []
             others = [
-                asyncio.create_task(readiness.watch(arguments, tmp_path / "api-keys", os.getpid(), events.append))
+                asyncio.create_task(
+                    readiness.watch(arguments, tmp_path / "api-keys", PATIENCE, os.getpid(), events.append)
+                )
                 for _ in range(40)
             ]
             await until(lambda: events.count(Answered()) >= len(others))
