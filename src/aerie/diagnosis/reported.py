@@ -80,12 +80,17 @@ class SupervisorReader:
     def say(self, text: str) -> bool:
         """Read a line without a head of vLLM's, and tell whether it was the supervisor's."""
         if text.startswith(_OURS):
+            self._lines = []  # a report is written in one piece
             if found := _PHASE.match(text):
                 self._enter(found["phase"], found["reason"])
             return True
         if text == RULE:
             return self._rule()
-        if not self._lines or not (text.startswith(("  ", "DIAGNOSIS: ")) or text in _HEADINGS):
+        if len(self._lines) == 1:
+            ours = text.startswith("DIAGNOSIS: ")
+        else:
+            ours = bool(self._lines) and (text.startswith("  ") or text in _HEADINGS)
+        if not ours:
             return False
         self._lines.append(text[:_LONGEST_LINE])
         if len(self._lines) > _LONGEST_REPORT:

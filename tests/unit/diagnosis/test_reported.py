@@ -139,3 +139,21 @@ def test_a_failure_is_told_though_the_container_was_stopped_after_it():
 
 def test_what_breaks_once_the_supervisor_was_stopped_is_no_failure():
     assert collected(UP, "aerie: stopping\n", RAISED).diagnose() is None
+
+
+PRINTED = """\
+Traceback (most recent call last):
+  File "/v/bin/vllm", line 8, in <module>
+    sys.exit(main())
+  File "/v/site-packages/vllm/entrypoints/cli/main.py", line 120, in main
+    args.dispatch_function(args)
+RuntimeError: never heard of
+"""
+
+
+@pytest.mark.parametrize(
+    "before", ["", f"{'-' * 100}\nDIAGNOSIS: cut off (crash)\n{'-' * 100}\naerie: the disk is full\n"]
+)
+def test_a_rule_that_belongs_to_no_report_swallows_no_traceback(before):
+    told = collected(UP, before, "-" * 100 + "\n", PRINTED).diagnose()
+    assert told.root.place == "vllm/entrypoints/cli/main.py:120 in main"
