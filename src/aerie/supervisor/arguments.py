@@ -22,10 +22,12 @@ _REFUSED_FLAGS = {
     "--grpc-port": "the gRPC server asks for no key",
     "--uds": "readiness is checked over TCP; use --host and --port",
     "--headless": "a node without an API server can never become ready",
+    "--enable-sleep-mode": "an engine that sleeps answers nothing, looks like one that hangs, and is ended as one",
     "--disable-log-stats": "without the engine's statistics a hung engine cannot be told from a busy one",
 }
 _REFUSED_VARIABLES = {
     "VLLM_API_KEY": "keys belong into the key file, one a line: a variable shows in docker inspect",
+    "VLLM_SERVER_DEV_MODE": "its routes pause an engine or put it to sleep, which then looks like one that hangs",
     "VLLM_USE_RUST_FRONTEND": "vLLM's Rust front end does not load the middleware that asks for the key",
 }
 

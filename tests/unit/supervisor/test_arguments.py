@@ -103,6 +103,19 @@ def test_an_engine_without_statistics_is_refused_with_the_reason(given, tmp_path
     assert read(["m", "--disable-log-requests"], {}).model == "m"
 
 
+@pytest.mark.parametrize("given", ["--enable-sleep-mode", "--enable_sleep_mode", "--enable-sleep"])
+def test_an_engine_that_can_be_put_to_sleep_is_refused_with_the_reason(given, tmp_path):
+    with pytest.raises(ConfigurationError, match="looks like one that hangs, and is ended as one"):
+        read(["m", given], {})
+    assert read(["--config", config(tmp_path, "model: m\nenable-sleep-mode: false\n")], {}).model == "m"
+
+
+def test_the_routes_that_put_an_engine_to_sleep_are_refused_with_the_reason():
+    with pytest.raises(ConfigurationError, match="VLLM_SERVER_DEV_MODE is refused: .* looks like one that hangs"):
+        read(["m"], {"VLLM_SERVER_DEV_MODE": "1"})
+    assert read(["m"], {"VLLM_SERVER_DEV_MODE": "0"}).model == "m"
+
+
 @pytest.mark.parametrize(
     ("arguments", "added"),
     [([], ["--shutdown-timeout", "90"]), (["--shutdown-timeout", "90"], []), (["--shutdown-timeout=90"], [])],
