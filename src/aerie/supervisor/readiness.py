@@ -24,8 +24,9 @@ from aerie.supervisor import gpus
 from aerie.supervisor.arguments import EngineArguments
 from aerie.supervisor.liveness import Dead, Hung, Judge, Observation
 from aerie.supervisor.processes import first, off_loop
-from aerie.supervisor.sampling import sample, waits_in
+from aerie.supervisor.sampling import sample
 from aerie.supervisor.state import Answered, Event, Refused, Served
+from aerie.supervisor.tree import waits_in
 
 # Seconds.
 _FIRST_POLLS = 0.5  # between two looks at a port that does not listen yet

@@ -5,82 +5,34 @@ from pathlib import Path
 
 from aerie.startup.activity import Activity, ProcessActivity
 from aerie.supervisor import gpus
+from aerie.supervisor.tree import TITLE, Stat, family, title
 
 _PROC = Path("/proc")
 _TICK = 1 / os.sysconf("SC_CLK_TCK")  # seconds
 _PAGE = os.sysconf("SC_PAGE_SIZE")  # bytes
-_TITLED = "VLLM::"  # how vLLM's processes call themselves (vllm/utils/system_utils.py, set_process_title)
-
-# Where things stand in /proc/<pid>/stat, counted after the name in parentheses (proc_pid_stat(5)).
-_STATE, _PARENT, _MINOR_FAULTS, _MAJOR_FAULTS, _USER_TICKS, _SYSTEM_TICKS, _RESIDENT_PAGES = 0, 1, 7, 9, 11, 12, 21
 
 
 def sample(root_pid: int) -> Activity:
     """Return what `root_pid` and the living processes below it have done so far, and what the GPUs hold.
 
-    Processes that end while they are looked at are left out. Takes some milliseconds, with GPUs more: call it outside
-    of an event loop.
+    Processes that end while they are looked at are left out. Takes some milliseconds, with GPUs more, and where a
+    driver does not answer it never returns: call it outside of an event loop, and do not wait for it.
     """
-    stats = _stats()
-    processes = tuple(_activity(pid, *stats[pid]) for pid in _tree(root_pid, stats))
+    processes = tuple(_activity(pid, stat) for pid, stat in family(root_pid).items())
     return Activity(processes, gpus.used_bytes())
 
 
-def waits_in(pid: int) -> str | None:
-    """Return the kernel function that the process's first thread sleeps in; None for one that runs, or a hidden one."""
-    try:
-        where = (_PROC / str(pid) / "wchan").read_text()
-    except OSError:
-        return None
-    return where if where not in {"", "0"} else None
-
-
-def _stats() -> dict[int, tuple[str, list[str]]]:
-    """Return (name, fields after the name) of each living process."""
-    found = {}
-    for entry in _PROC.iterdir():
-        if not entry.name.isdigit():
-            continue
-        try:
-            line = (entry / "stat").read_text(errors="replace")
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-        head, _, tail = line.rpartition(")")  # the name may hold spaces and parentheses
-        fields = tail.split()
-        if fields[_STATE] not in "ZX":
-            found[int(entry.name)] = (head.partition("(")[2], fields)
-    return found
-
-
-def _tree(root: int, stats: dict[int, tuple[str, list[str]]]) -> list[int]:
-    children: dict[int, list[int]] = {}
-    for pid, (_, fields) in stats.items():
-        children.setdefault(int(fields[_PARENT]), []).append(pid)
-    tree = [root] if root in stats else []
-    for pid in tree:  # grows while it is walked
-        tree += children.get(pid, [])
-    return tree
-
-
-def _activity(pid: int, name: str, fields: list[str]) -> ProcessActivity:
+def _activity(pid: int, stat: Stat) -> ProcessActivity:
+    titled = title(pid)  # whole: the kernel's name of a process ends after 15 characters
     return ProcessActivity(
         pid=pid,
-        name=_title(pid) or name,
-        state=fields[_STATE],
+        name=titled if titled.startswith(TITLE) else stat.name,
+        state=stat.state,
         read_bytes=_read_bytes(pid),
-        faults=int(fields[_MINOR_FAULTS]) + int(fields[_MAJOR_FAULTS]),
-        rss_bytes=int(fields[_RESIDENT_PAGES]) * _PAGE,
-        cpu_seconds=(int(fields[_USER_TICKS]) + int(fields[_SYSTEM_TICKS])) * _TICK,
+        faults=stat.faults,
+        rss_bytes=stat.resident_pages * _PAGE,
+        cpu_seconds=stat.cpu_ticks * _TICK,
     )
-
-
-def _title(pid: int) -> str | None:
-    """Return the whole title that a process gave itself; the kernel's name of it ends after 15 characters."""
-    try:
-        first = (_PROC / str(pid) / "cmdline").read_bytes().partition(b"\0")[0].decode(errors="replace").strip()
-    except (FileNotFoundError, ProcessLookupError):
-        return None
-    return first if first.startswith(_TITLED) else None
 
 
 def _read_bytes(pid: int) -> int:

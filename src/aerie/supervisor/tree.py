@@ -3,7 +3,7 @@
 import contextlib
 import os
 import signal
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,10 +16,19 @@ _VITAL = (f"{TITLE}EngineCore", f"{TITLE}Worker")
 _GONE = frozenset("ZX")  # states of /proc/<pid>/stat of a process that has ended
 
 
-class _Stat(NamedTuple):
+class Stat(NamedTuple):
+    """What `/proc/<pid>/stat` says (proc_pid_stat(5))."""
+
+    name: str
     state: str
     parent: int
-    began: int  # in ticks since the machine did; with the pid it names one process for ever
+    faults: int
+    """Minor and major."""
+    cpu_ticks: int
+    """In user and kernel mode."""
+    began: int
+    """In ticks since the machine did; with the pid it names one process for ever."""
+    resident_pages: int
 
 
 class Vital(NamedTuple):
@@ -32,7 +41,7 @@ class Vital(NamedTuple):
     def lives(self) -> bool:
         """Return whether it still runs; a zombie does not."""
         stat = _stat(self.pid)
-        return stat is not None and stat.state not in _GONE and stat.began == self.began
+        return stat is not None and stat.began == self.began
 
 
 class Survivor(NamedTuple):
@@ -51,14 +60,13 @@ class Survivor(NamedTuple):
 
 def descendants(root: int) -> set[int]:
     """Return the living processes below `root`; none leaves the tree of one that adopts orphans."""
-    children: dict[int, list[int]] = {}
-    for pid, stat in _stats():
-        if stat.state not in _GONE:
-            children.setdefault(stat.parent, []).append(pid)
-    below = list(children.get(root, ()))
-    for pid in below:  # grows while it is walked
-        below += children.get(pid, ())
-    return set(below)
+    return set(_below(root, _stats()))
+
+
+def family(root: int) -> dict[int, Stat]:
+    """Return `root` and the living processes below it, those that begin others first; nothing where it has ended."""
+    stats = _stats()
+    return {pid: stats[pid] for pid in (root, *_below(root, stats))} if root in stats else {}
 
 
 def vital_below(root: int) -> list[Vital]:
@@ -68,9 +76,9 @@ def vital_below(root: int) -> list[Vital]:
     """
     found = []
     for pid in descendants(root):
-        stat, title = _stat(pid), _title(pid)
-        if stat and title.startswith(_VITAL):
-            found.append(Vital(pid, title, stat.began))
+        stat, titled = _stat(pid), title(pid)
+        if stat and titled.startswith(_VITAL):
+            found.append(Vital(pid, titled, stat.began))
     return found
 
 
@@ -84,33 +92,51 @@ def kill(pids: Iterable[int]) -> None:
 def survivor(pid: int, *, titled: bool) -> Survivor:
     """Say what is known of a process that should be gone, which may keep a reader of its title waiting for ever."""
     stat = _stat(pid)
+    name = title(pid) if titled else ""
+    return Survivor(pid, name or "a process", stat.state if stat else "?", waits_in(pid) or "?")
+
+
+def title(pid: int) -> str:
+    """Return the first argument, which is the title of a process that gave itself one; empty where it is not told."""
+    try:
+        return (_PROC / str(pid) / "cmdline").read_bytes().partition(b"\0")[0].decode(errors="replace").strip()
+    except OSError:
+        return ""
+
+
+def waits_in(pid: int) -> str | None:
+    """Return the kernel function that the process's first thread sleeps in; None for one that runs, or a hidden one."""
     try:
         where = (_PROC / str(pid) / "wchan").read_text()
     except OSError:
-        where = ""
-    title = titled and _title(pid)
-    return Survivor(pid, title or "a process", stat.state if stat else "?", where if where not in {"", "0"} else "?")
+        return None
+    return where if where not in {"", "0"} else None
 
 
-def _stats() -> Iterator[tuple[int, _Stat]]:
-    for name in os.listdir(_PROC):  # noqa: PTH208 - several times a second: names are enough
-        if name.isdigit() and (stat := _stat(int(name))):
-            yield int(name), stat
+def _below(root: int, stats: Mapping[int, Stat]) -> list[int]:
+    children: dict[int, list[int]] = {}
+    for pid, stat in stats.items():
+        children.setdefault(stat.parent, []).append(pid)
+    below = list(children.get(root, ()))
+    for pid in below:  # grows while it is walked
+        below += children.get(pid, ())
+    return below
 
 
-def _stat(pid: int) -> _Stat | None:
+def _stats() -> dict[int, Stat]:
+    names = os.listdir(_PROC)  # noqa: PTH208 - several times a second: names are enough
+    return {int(name): stat for name in names if name.isdigit() and (stat := _stat(int(name)))}
+
+
+def _stat(pid: int) -> Stat | None:
+    """Return what is told of a living process; None for one that has ended, or is another user's and hidden."""
     try:
         text = (_PROC / str(pid) / "stat").read_text(errors="replace")
-    except (FileNotFoundError, ProcessLookupError):
+    except OSError:
         return None
-    # pid (name) state parent ...; the name may hold spaces and parentheses. The start time is the 22nd field.
-    fields = text.rpartition(")")[2].split()
-    return _Stat(fields[0], int(fields[1]), int(fields[19]))
-
-
-def _title(pid: int) -> str:
-    """Return the first argument, which is the title of a process that gave itself one; empty where it has ended."""
-    try:
-        return (_PROC / str(pid) / "cmdline").read_bytes().partition(b"\0")[0].decode(errors="replace").strip()
-    except (FileNotFoundError, ProcessLookupError):
-        return ""
+    head, _, tail = text.rpartition(")")  # the name may hold spaces and parentheses
+    fields = tail.split()
+    if fields[0] in _GONE:
+        return None
+    parent, minor, major, user, system, began, resident = (int(fields[at]) for at in (1, 7, 9, 11, 12, 19, 21))
+    return Stat(head.partition("(")[2], fields[0], parent, minor + major, user + system, began, resident)

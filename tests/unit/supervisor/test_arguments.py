@@ -111,7 +111,7 @@ def test_an_engine_that_can_be_put_to_sleep_is_refused_with_the_reason(given, tm
 
 
 def test_the_routes_that_put_an_engine_to_sleep_are_refused_with_the_reason():
-    with pytest.raises(ConfigurationError, match="VLLM_SERVER_DEV_MODE is refused: .* looks like one that hangs"):
+    with pytest.raises(ConfigurationError, match=r"VLLM_SERVER_DEV_MODE is refused: .* looks like one that hangs"):
         read(["m"], {"VLLM_SERVER_DEV_MODE": "1"})
     assert read(["m"], {"VLLM_SERVER_DEV_MODE": "0"}).model == "m"
 

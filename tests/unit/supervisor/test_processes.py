@@ -71,7 +71,7 @@ def test_what_survives_is_told_with_what_it_waits_for(tree_of_two, monkeypatch):
 def test_a_survivor_whose_title_is_locked_is_told_without(tree_of_two, monkeypatch):
     unlocked = threading.Event()
     monkeypatch.setattr("aerie.supervisor.processes.kill", lambda _pids: None)
-    monkeypatch.setattr("aerie.supervisor.tree._title", lambda _pid: "late" if unlocked.wait(10) else "later")
+    monkeypatch.setattr("aerie.supervisor.tree.title", lambda _pid: "late" if unlocked.wait(10) else "later")
     survivors = asyncio.run(kill_below(os.getpid(), limit=0.1))
     unlocked.set()
     assert [survivor.name for survivor in survivors] == ["a process", "a process"]

@@ -9,7 +9,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from aerie.supervisor.sampling import sample, waits_in
+from aerie.supervisor.sampling import sample
+from aerie.supervisor.tree import waits_in
 
 IDLE = "import time; time.sleep(60)"
 # A parent whose title is vLLM's and whose child works: 256 MiB written page by page.
