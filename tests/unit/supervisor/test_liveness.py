@@ -96,8 +96,6 @@ def test_an_idle_engine_lives_and_is_asked_every_half_minute(engine):
 
     def each():
         if engine.own_request:  # answered since the last look
-            engine.judge.answered(engine.own_request, 64, 0.08)
-            assert engine.judge.to_ask is None, "what has just answered is not asked again"
             engine.own_request = None
             engine.heartbeat += 1
         elif to_ask := engine.judge.to_ask:
@@ -109,6 +107,12 @@ def test_an_idle_engine_lives_and_is_asked_every_half_minute(engine):
     pauses = [later - earlier for earlier, later in itertools.pairwise(asked)]
     assert all(30 <= pause <= 45 for pause in pauses)
     assert len(asked) >= 12
+
+
+def test_an_engine_that_has_answered_between_two_looks_is_not_asked_again(engine):
+    engine.pass_time(36)
+    engine.judge.answered(engine.judge.to_ask, 64, 0.08)
+    assert engine.judge.to_ask is None
 
 
 def test_a_busy_engine_lives_and_is_never_asked(engine):

@@ -6,9 +6,11 @@ import subprocess
 import sys
 import time
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
+from aerie.supervisor import sampling, tree
 from aerie.supervisor.sampling import sample
 from aerie.supervisor.tree import waits_in
 
@@ -87,6 +89,23 @@ def test_an_idle_process_sleeps_and_a_stopped_one_is_stopped():
         assert waits_in(process.pid) != "0"
         process.send_signal(signal.SIGSTOP)
         until(lambda: sample(process.pid).processes[0].state == "T")
+
+
+def test_what_may_not_be_read_is_not_told(tmp_path, monkeypatch):
+    """/proc mounted with hidepid, or a process of another user."""
+    proc = Path("/proc") / str(os.getpid())
+    (tmp_path / "7" / "stat").mkdir(parents=True)
+    (tmp_path / "8").mkdir()
+    (tmp_path / "8" / "stat").write_text((proc / "stat").read_text())
+    for hidden in ("cmdline", "io", "wchan"):
+        (tmp_path / "8" / hidden).mkdir()
+    for module in (tree, sampling):
+        monkeypatch.setattr(module, "_PROC", tmp_path)
+    assert sample(7).processes == ()
+    (seen,) = sample(8).processes
+    assert seen.name == (proc / "comm").read_text().strip()
+    assert seen.read_bytes == 0
+    assert waits_in(8) is None
 
 
 def test_a_dead_process_and_a_stranger_are_nobody():
