@@ -35,7 +35,7 @@ FIGURES = (
 @pytest.fixture(autouse=True)
 def _hurry(monkeypatch):
     for name, seconds in {
-        "_FIRST_POLLS": 0.02, "_POLL": 0.02, "_LATE": 0.1, "_SILENT": 0.8, "_LET_GO": 0.3, "_LOOK_AGAIN": 0.1,
+        "_FIRST_POLLS": 0.02, "_POLL": 0.02, "_LATE": PATIENCE, "_SILENT": 0.8, "_LET_GO": 0.3, "_LOOK_AGAIN": 0.1,
         "_OBSERVE": 0.02, "_COUNTED_WITHIN": 0.1,
     }.items():  # fmt: skip
         monkeypatch.setattr(readiness, name, seconds)
@@ -50,7 +50,7 @@ class Endpoints:
 
     def __init__(self):
         self.health = 200
-        self.late = False
+        self.late = self.late_after_this = False
         self.hangs = False
         self.running = 0
         self.engines = 1
@@ -76,6 +76,7 @@ class Endpoints:
             await asyncio.sleep(0.3)
         match request.path:
             case "/health":
+                self.late = self.late or self.late_after_this
                 return web.Response(status=self.health)
             case "/metrics":
                 self.steps += self.steps_a_look
@@ -177,8 +178,8 @@ def test_an_engine_without_speculation_needs_no_drafts(tmp_path):
 def test_a_check_that_fails_says_why_and_is_made_again(tmp_path, answers, reason):
     async def scenario():
         async with watched(tmp_path, **answers) as (endpoints, events, _):
-            await until(lambda: len(events) >= 2)
-            assert reason in events[1].reason
+            await until(lambda: any(isinstance(event, Refused) for event in events))
+            assert reason in next(event.reason for event in events if isinstance(event, Refused))
             vars(endpoints).update(vars(Endpoints()) | {"asked": endpoints.asked, "drafts": endpoints.drafts})
             await until(lambda: isinstance(events[-1], Served))
 
@@ -209,6 +210,22 @@ def test_a_driver_that_does_not_answer_keeps_nobody_from_ending(tmp_path, monkey
     run(scenario())
     assert not answers.is_set(), "the end waited for it"
     watchdog.cancel()
+    answers.set()
+
+
+def test_a_hang_is_found_though_a_driver_does_not_answer(tmp_path, monkeypatch):
+    answers = threading.Event()
+    monkeypatch.setattr(readiness, "sample", lambda _: answers.wait(PATIENCE) and process())
+
+    async def scenario():
+        async with watched(tmp_path) as (endpoints, events, task):
+            await until(lambda: len(events) >= 2)
+            endpoints.hangs = True
+            await until(task.done)
+            assert isinstance(task.result(), Hung)
+            assert not answers.is_set()
+
+    run(scenario())
     answers.set()
 
 
@@ -263,10 +280,11 @@ def test_an_engine_that_recovers_is_checked_again(tmp_path):
     run(scenario())
 
 
-def test_late_answers_make_it_unready_and_never_give_it_up(tmp_path):
+def test_late_answers_make_it_unready_and_never_give_it_up(tmp_path, monkeypatch):
     async def scenario():
         async with watched(tmp_path) as (endpoints, events, task):
             await until(lambda: len(events) >= 2)
+            monkeypatch.setattr(readiness, "_LATE", 0.1)
             endpoints.late, begun = True, time.monotonic()
             await until(lambda: isinstance(events[-1], Refused))
             assert time.monotonic() - begun > 0.4, "late once is not wrong"
@@ -274,18 +292,19 @@ def test_late_answers_make_it_unready_and_never_give_it_up(tmp_path):
             await asyncio.sleep(0.4)
             assert not task.done()
             endpoints.late = False
+            monkeypatch.setattr(readiness, "_LATE", PATIENCE)
             await until(lambda: isinstance(events[-1], Served))
 
     run(scenario())
 
 
-def test_one_bad_answer_among_late_ones_does_not_give_it_up(tmp_path):
+def test_one_bad_answer_among_late_ones_does_not_give_it_up(tmp_path, monkeypatch):
     async def scenario():
         async with watched(tmp_path) as (endpoints, events, task):
             await until(lambda: len(events) >= 2)
-            endpoints.health = 503
+            monkeypatch.setattr(readiness, "_LATE", 0.1)
+            endpoints.health, endpoints.late_after_this = 503, True
             await until(lambda: isinstance(events[-1], Refused))
-            endpoints.late = True
             await asyncio.sleep(0.6)
             assert not task.done()
 
@@ -441,6 +460,7 @@ def test_it_ends_when_it_is_told_to_whatever_it_waits_for(tmp_path, monkeypatch)
                 for _ in range(40)
             ]
             await until(lambda: events.count(Answered()) >= len(others))
+            monkeypatch.setattr(readiness, "_LATE", 0.1)
             endpoints.late = True
             watches = [first, *others]
             await asyncio.gather(*(end(watch, moment) for moment, watch in enumerate(watches)))
