@@ -12,6 +12,7 @@ from aerie.diagnosis.root_cause import (
     Said,
     Telling,
     ends_the_engine,
+    follows_from_another,
     is_silent,
     line_ends_the_engine,
     most_telling,
@@ -35,7 +36,9 @@ _NEAR = 100  # lines between what belongs together: several processes say the sa
 _Key = tuple[str, str, int | None, str, str]
 
 # Lines that only a living engine's API server writes.
-LIFE = ("Application startup complete", "throughput: ", '" 200 OK')
+_STARTED = "Application startup complete"
+LIFE = (_STARTED, "throughput: ", '" 200 OK')
+_LIVES_ON = 1.0  # seconds for which the API server of an engine that dies still answers and logs
 # Somebody asked the engine to stop: what its processes say of one another from then on is no failure.
 _STOP = "[shutdown] API server: shutdown triggered"
 # How torch marks each line of an exception that ends a process of a distributed group.
@@ -66,6 +69,8 @@ class _Seen:
 
     first: int
     last: int
+    clock: str
+    """vLLM's when it was last seen."""
 
     def near(self, begin: int, end: int) -> bool:
         return any(begin - _NEAR <= line <= end + _NEAR for line in (self.first, self.last))
@@ -172,7 +177,8 @@ class Collector:
     def _search(self, line: Line) -> None:
         for known, needle in self._needles:
             if needle in line.text and self._counts(known, line) and known.match.search(line.text):
-                self._seen.setdefault(known.id, _Seen(self._order, self._order)).last = self._order
+                seen = self._seen.setdefault(known.id, _Seen(self._order, self._order, self._clock))
+                seen.last, seen.clock = self._order, self._clock
 
     def _counts(self, known: Signature, line: Line) -> bool:
         """Tell whether a line may show it: what is only logged ends nothing, as little as what others say."""
@@ -197,10 +203,31 @@ class Collector:
     def _look_for_life(self, line: Line) -> None:
         """Take what the engine has outlived for no end of it."""
         if any(sign in line.text for sign in LIFE) and self._is_own(line.carrier) and not self.dying:
+            started = _STARTED in line.text
             for said in self._all_said():
-                said.outlived = True
+                said.outlived = (
+                    said.outlived or started or said.telling is not Telling.FATAL or self._is_over(said.clock)
+                )
             for name in self._fatal & self._seen.keys():
-                del self._seen[name]
+                if started or self._is_over(self._seen[name].clock):
+                    del self._seen[name]
+
+    def _is_over(self, clock: str) -> bool:
+        """Tell whether it is longer ago than an engine seems to live once a process of it has died."""
+        return _apart(clock, self._clock) > _LIVES_ON
+
+    def _take_up_again(self, end: Line) -> None:
+        """Take what the core's end follows from for its cause: the last that processes died of, outlived or not."""
+        died = [
+            said
+            for said in self._all_said()
+            if said.outlived and said.trace and telling_of_trace(said.trace, said.line.level) is Telling.FATAL
+            if said.line.carrier == end.carrier and _apart(said.clock, self._clock) <= BEFORE
+        ]
+        last = max(died, key=lambda said: said.order, default=None)
+        for said in died:
+            if last and _apart(said.clock, last.clock) <= _LIVES_ON:
+                said.outlived = False
 
     def _read(self, line: Line) -> None:
         if not line.level:
@@ -215,10 +242,14 @@ class Collector:
             stream.began = self._order
         if trace := reader.say(line.text):
             if len(trace.raised) == 1:
-                self._keep(Said(self._order, line, telling_of_trace(trace, line.level), trace, stream.began))
+                self._keep(
+                    Said(self._order, line, telling_of_trace(trace, line.level), trace, stream.began, self._clock)
+                )
+            if follows_from_another(trace):
+                self._take_up_again(line)
             self._die(line, ends_the_engine(trace, line.level))
         elif was_idle and reader.idle and (telling := telling_of_line(line)) is not None:
-            self._keep(Said(self._order, line, telling))
+            self._keep(Said(self._order, line, telling, clock=self._clock))
             self._die(line, line_ends_the_engine(line, telling))
 
     def _die(self, line: Line, ends: bool) -> None:  # noqa: FBT001 - what was judged of the line
@@ -263,3 +294,8 @@ class Collector:
 
     def _all_said(self) -> list[Said]:
         return [said for (carrier, _), kept in self._said.items() if self._is_own(carrier) for said in kept]
+
+
+def _apart(clock: str, other: str) -> float:
+    """Return the seconds between two of vLLM's clocks, of which either may be the earlier: logs of processes mix."""
+    return min(seconds_between(clock, other), seconds_between(other, clock))

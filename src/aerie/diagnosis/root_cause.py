@@ -70,6 +70,8 @@ class Said:
     trace: Trace | None = None
     began: int = 0
     """As `order`: the trace's first line."""
+    clock: str = ""
+    """vLLM's by then."""
     outlived: bool = False
     """The engine went on."""
 
@@ -121,11 +123,16 @@ _DUMP = "dump_input.py"
 _OUTERMOST = frozenset({"<module>", "_bootstrap", "_run_module_as_main"})
 _MAIN = frozenset({"main", "cmd", "run_server"})
 
-# The engine goes down for certain.
-_DYING = re.compile(
+# The engine goes down for certain: who says so stands above the traceback, or is what was raised. It is at the
+# beginning, for further on a request may be quoted.
+_DYING_HEADER = re.compile(
     r"EngineCore failed to start|EngineCore encountered a fatal error|WorkerProc failed to start|WorkerProc failed\."
-    r"|Engine core initialization failed|EngineDeadError|died unexpectedly|Engine process failed to start"
-    r"|Fatal Python error: |terminate called |Watchdog caught collective operation timeout"
+)
+_CORES = re.compile(r"EngineCore failed to start|EngineCore encountered a fatal error")
+_NO_ANSWER = "TimeoutError: RPC call to "
+_START_FAILED = "Engine core initialization failed"
+_DYING = re.compile(
+    rf"(?:\w+\.)*EngineDeadError\b|RuntimeError: (?:{_START_FAILED}|Engine core process \S+ died unexpectedly)"
 )
 
 _PROCESS_OF_FUNCTION = {
@@ -152,13 +159,20 @@ def telling_of_trace(trace: Trace, level: str) -> Telling:  # noqa: PLR0911 - on
         return Telling.QUOTE
     if _ECHO.search(root) or any("EngineDeadError" in raised.text for raised in trace.raised):
         return Telling.ECHO
+    if _is_native(trace, level):
+        return Telling.FATAL
     if _CAUGHT_HEADER.match(trace.header):
         return Telling.LOGGED
-    if trace.native or _FATAL_HEADER.search(trace.header):
+    if _FATAL_HEADER.match(trace.header):
         return Telling.FATAL
     if level:
         return Telling.RAISED if trace.headless else Telling.LOGGED
     return Telling.FATAL if is_uncaught(trace) else Telling.RAISED
+
+
+def _is_native(trace: Trace, level: str) -> bool:
+    """Tell whether a process died of it in C++ or in the interpreter, neither of which logs: who logs it quotes it."""
+    return trace.native and not level
 
 
 def is_uncaught(trace: Trace) -> bool:
@@ -191,17 +205,30 @@ def telling_of_line(line: Line) -> Telling | None:  # noqa: PLR0911 - one return
 
 def ends_the_engine(trace: Trace, level: str) -> bool:
     """Tell whether the engine goes down for certain, once this trace was said."""
-    if _DYING.search(trace.header) or _DYING.search(trace.root.text):
+    if _is_native(trace, level):
+        return True
+    if _CAUGHT_HEADER.match(trace.header):
+        return False
+    if _DYING_HEADER.match(trace.header) or _DYING.match(trace.root.text):
         return True
     if level or telling_of_trace(trace, level) is not Telling.FATAL:
         return False
     return any("vllm/entrypoints/" in frame.file and frame.function in _MAIN for frame in trace.raised[-1].frames)
 
 
+def follows_from_another(trace: Trace) -> bool:
+    """Tell whether the engine's core died of what another process had said, or of waiting in vain for its answer."""
+    if not _CORES.match(trace.header):
+        return False
+    return telling_of_trace(trace, "ERROR") in {Telling.ECHO, Telling.PEER, Telling.QUOTE} or any(
+        raised.text.startswith(_NO_ANSWER) for raised in trace.raised
+    )
+
+
 def line_ends_the_engine(line: Line, telling: Telling) -> bool:
     """Tell whether the engine goes down for certain, once this line was said."""
     if telling is Telling.ECHO:
-        return "Engine core initialization failed" in line.text
+        return line.text.startswith(_START_FAILED)
     return telling in {Telling.FATAL, Telling.VANISHED} and not _SHELL.match(line.text)
 
 

@@ -179,3 +179,51 @@ def test_what_stands_outside_explains_a_worker_that_was_killed_without_a_word(ou
     for said in (GONE, GONE.replace("None", "-9"), ""):
         found = collected(said).diagnose("VLLM::Worker_TP3 (pid 7) died", parse_kernel(outside), Kind.KILLED)
         assert found.kind is kind
+
+
+def at(clock, text):
+    return text.replace("11-29 13:35:01", f"11-29 {clock}")
+
+
+WORKERS = """\
+(Worker_TP3 pid=9) ERROR 11-29 13:35:01 [multiproc_executor.py:1063] WorkerProc hit an exception.
+(Worker_TP3 pid=9) ERROR 11-29 13:35:01 [multiproc_executor.py:1063] Traceback (most recent call last):
+(Worker_TP3 pid=9) ERROR 11-29 13:35:01 [multiproc_executor.py:1063]   File "/v/site-packages/vllm/a.py", line 5, in forward
+(Worker_TP3 pid=9) ERROR 11-29 13:35:01 [multiproc_executor.py:1063] ValueError: bad shape
+"""
+QUOTING = RAISED.replace(
+    "RuntimeError: never heard of", "RuntimeError: Worker failed with error 'bad shape', please check"
+)
+TIMED_OUT = RAISED.replace("RuntimeError: never heard of", "TimeoutError: RPC call to sample_tokens timed out.")
+THROUGHPUT = "(APIServer pid=1) INFO 11-29 13:35:01 [loggers.py:1] Engine 000: Avg prompt throughput: 0.0 tokens/s\n"
+ANSWERED = '(APIServer pid=1) INFO:     127.0.0.1:5 - "GET /metrics HTTP/1.1" 200 OK\n'
+
+
+@pytest.mark.parametrize("life", [THROUGHPUT, ANSWERED, at("13:35:02", THROUGHPUT), at("13:35:00", THROUGHPUT)])
+def test_what_is_answered_while_a_worker_dies_does_not_outlive_it(life):
+    assert collected(UP, WORKERS, life).diagnose().root.text == "ValueError: bad shape"
+    assert collected(UP, WORKERS, life, QUOTING).diagnose().root.text == "ValueError: bad shape"
+
+
+@pytest.mark.parametrize("ending", [QUOTING, TIMED_OUT, RAISED.replace("never heard of", "cancelled")])
+def test_the_core_dies_of_what_a_worker_said_however_long_others_were_answered_since(ending):
+    life = "".join(at(f"13:3{minute}:07", THROUGHPUT) + ANSWERED for minute in range(5, 9))
+    found = collected(UP, WORKERS, life, at("13:39:01", ending)).diagnose()
+    assert (found.root.text, found.root.process) == ("ValueError: bad shape", "Worker_TP3")
+
+
+def test_what_a_worker_said_and_outlived_does_not_explain_another_end():
+    life = at("13:36:07", THROUGHPUT)
+    assert collected(UP, WORKERS, life).diagnose() is None
+    assert collected(UP, WORKERS, life, at("13:39:01", RAISED)).diagnose().root.text == "RuntimeError: never heard of"
+    assert "died unexpectedly" in collected(UP, WORKERS, life, at("13:39:01", GONE)).diagnose().root.text
+    newer = at("13:35:04", WORKERS.replace("bad shape", "newer"))
+    nearest = collected(UP, WORKERS, newer, life, at("13:39:01", QUOTING)).diagnose()
+    assert nearest.root.text == "ValueError: newer"
+    assert "Worker failed" in collected(UP, WORKERS, life, at("13:59:01", QUOTING)).diagnose().root.text
+
+
+def test_a_fatal_line_is_not_outlived_in_the_same_second():
+    beside = RAISED.replace("11-29 13:35:01", "11-29 13:35:02")
+    assert collected(UP, UP.replace("13:35:00", "13:35:01"), LOST, ANSWERED, beside).diagnose().signature == "gpus-lost"
+    assert collected(UP, LOST, at("13:36:01", THROUGHPUT), beside).diagnose().signature is None

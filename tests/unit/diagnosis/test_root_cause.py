@@ -476,6 +476,50 @@ def test_it_is_dying_once_the_main_process_has_raised():
     assert collector.dying
 
 
+LOGGED = "    (APIServer pid=1) ERROR 11-29 13:35:00 [serving.py:9] "
+CAUGHT_REQUEST = "".join(
+    LOGGED + line + "\n" for line in ("Error in preprocessing prompt inputs", *dedent(UNCAUGHT).splitlines())
+)
+ASGI = "    ERROR:    Exception in ASGI application\n"
+DEAD = "vllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered an issue. See stack trace (above)\n"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        CAUGHT_REQUEST + LOGGED + "NotImplementedError: Unknown part type: died unexpectedly\n",
+        CAUGHT_REQUEST + LOGGED + "ValueError: Failed to parse 'EngineDeadError'\n",
+        CAUGHT_REQUEST + LOGGED + "ValueError: Engine core initialization failed. See root cause above\n",
+        CAUGHT_REQUEST + LOGGED + "ValueError: Watchdog caught collective operation timeout\n",
+        (CAUGHT_REQUEST + LOGGED + "ValueError: x\n").replace("inputs", "'EngineCore failed to start.'"),
+        LOGGED + "ValueError: Worker proc VllmWorker-3 died unexpectedly\n",
+        LOGGED + "RuntimeError: 'Engine core initialization failed'\n",
+        LOGGED + "the prompt was: Engine core initialization failed. See root cause above.\n",
+        LOGGED + "Fatal Python error: hello\n",
+        LOGGED + "terminate called without an active exception\n",
+        UNCAUGHT.replace("in main", "in f") + "    ValueError: Failed to parse 'EngineDeadError'\n",
+        ASGI + UNCAUGHT + "    ValueError: died unexpectedly\n",
+        ASGI + UNCAUGHT + "    " + DEAD,
+    ],
+)
+def test_what_is_quoted_or_was_caught_does_not_end_the_engine(text):
+    assert not collected(text).dying
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        CAUGHT_REQUEST.replace("Error in preprocessing prompt inputs", "AsyncLLM output_handler failed.")
+        + LOGGED
+        + DEAD,
+        ASGI + "    Fatal Python error: Segmentation fault\n",
+        ASGI + "    terminate called without an active exception\n",
+    ],
+)
+def test_what_names_the_end_by_its_type_or_at_the_beginning_of_a_line_ends_the_engine(text):
+    assert collected(text).dying
+
+
 def test_a_traceback_whose_head_was_filtered_away_is_read():
     text = "\n".join(line for line in dedent(WORKER).splitlines() if "Traceback" not in line and "hit an" not in line)
     assert (root(text).text, root(text).line) == ("ValueError: no weights", 42)
