@@ -198,8 +198,10 @@ def test_the_answer_to_our_own_completion_is_taken_when_it_comes(tmp_path, monke
 
 
 def test_a_driver_that_does_not_answer_keeps_nobody_from_ending(tmp_path, monkeypatch):
+    monkeypatch.setattr(readiness, "_LATE", 0.1)
     answers = threading.Event()
     monkeypatch.setattr(readiness, "sample", lambda _: answers.wait(PATIENCE) and process())
+    monkeypatch.setattr(readiness, "_SEEN_WITHIN", 0.1)
     watchdog = threading.Timer(PATIENCE / 12, answers.set)
     watchdog.start()
 
@@ -214,8 +216,10 @@ def test_a_driver_that_does_not_answer_keeps_nobody_from_ending(tmp_path, monkey
 
 
 def test_a_hang_is_found_though_a_driver_does_not_answer(tmp_path, monkeypatch):
+    monkeypatch.setattr(readiness, "_LATE", 0.1)
     answers = threading.Event()
     monkeypatch.setattr(readiness, "sample", lambda _: answers.wait(PATIENCE) and process())
+    monkeypatch.setattr(readiness, "_SEEN_WITHIN", 0.1)
 
     async def scenario():
         async with watched(tmp_path) as (endpoints, events, task):
