@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import IO, Any, TypeVar
+from typing import IO, Any, Generic, TypeVar
 
 from aerie.supervisor import leash
 from aerie.supervisor.tree import Survivor, Vital, descendants, kill, survivor, vital_below
@@ -173,16 +173,37 @@ async def off_loop(function: Callable[..., _Result], *arguments: object) -> _Res
     return await future
 
 
+class Look(Generic[_Result]):
+    """A look at processes or GPUs that may never return: a driver that does not answer holds whoever asks it."""
+
+    def __init__(self, look: Callable[..., _Result], *arguments: object) -> None:
+        self._look = partial(off_loop, look, *arguments)
+        self._under_way: asyncio.Task[_Result] | None = None
+
+    async def take(self, limit: float) -> _Result | None:
+        """Return what is seen; None where that takes longer than `limit` seconds, and the next one waits for it, too.
+
+        Whatever the look raises is raised here.
+        """
+        self._under_way = self._under_way or asyncio.ensure_future(self._look())
+        await first(self._under_way, timeout=limit)
+        if not self._under_way.done():
+            return None
+        look, self._under_way = self._under_way, None
+        return look.result()
+
+
 async def vital_death(root: int) -> Vital:
     """Return which of vLLM's engine cores and workers below `root` has died, as soon as it is seen.
 
     vLLM's own processes take seconds to notice that of each other, and its API server may stay for good.
     """
     vital: dict[int, Vital] = {}
+    look = Look(vital_below, root)
     discovered = -_DISCOVER
     while True:
         if time.monotonic() - discovered >= _DISCOVER:
-            vital |= {process.pid: process for process in await off_loop(vital_below, root)}
+            vital |= {process.pid: process for process in await look.take(_LOOK) or ()}
             discovered = time.monotonic()
         for process in vital.values():
             if not process.lives():

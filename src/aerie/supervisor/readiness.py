@@ -23,7 +23,7 @@ from aerie.startup.activity import Activity
 from aerie.supervisor import gpus
 from aerie.supervisor.arguments import EngineArguments
 from aerie.supervisor.liveness import Dead, Hung, Judge, Observation
-from aerie.supervisor.processes import first, off_loop
+from aerie.supervisor.processes import Look, first
 from aerie.supervisor.sampling import sample
 from aerie.supervisor.state import Answered, Event, Refused, Served
 from aerie.supervisor.tree import waits_in
@@ -36,6 +36,7 @@ _SILENT = 60.0  # of late answers until requests should go elsewhere; lateness a
 _LET_GO = 30.0  # that a dead engine's API server gets to end by itself
 _LOOK_AGAIN = 10.0  # between two readiness checks that fail, and between two tellings of what is being served
 _OBSERVE = 4.0  # between two looks at the figures and the processes
+_SEEN_WITHIN = 4.0  # or a driver does not answer; with _OBSERVE less than the time that one look may stand for
 _COUNTED_WITHIN = 5.0  # until the counters must show the drafts of a completion that has ended
 
 _QUOTED = 200  # characters of a refusal that the reason quotes
@@ -73,7 +74,7 @@ async def watch(
         try:
             return await watch.run()
         finally:
-            watch.end()
+            watch.let_go()
 
 
 @dataclass(frozen=True)
@@ -104,14 +105,13 @@ class _Watch:
     ) -> None:
         self._api = api
         self._step_tokens = step_tokens
-        self._api_server = api_server
         self._dispatch = dispatch
         self._judge = judge
         self._serving = False
         self._request: asyncio.Task[_Checked | _Answered] | None = None
         self._asked = ""
-        self._look: asyncio.Task[tuple[Activity, bool]] | None = None
-        self._seen: tuple[Activity, bool] | None = None
+        self._look = Look(_look_at, api_server)
+        self._seen = (Activity(), False)
         self._late = False
         self._answered_at = time.monotonic()
         self._down_since: float | None = None
@@ -165,12 +165,6 @@ class _Watch:
             self._request.cancel()
             self._request = None
 
-    def end(self) -> None:
-        """Wait for nothing any more."""
-        self.let_go()
-        if self._look:
-            self._look.cancel()
-
     def _refuse(self, reason: str) -> None:
         self._serving, self._next_check = False, 0.0
         self._dispatch(Refused(reason))
@@ -219,17 +213,12 @@ class _Watch:
         if time.monotonic() < self._next_look:
             return None
         asked = self._asked if self._request else None
-        self._look = self._look or asyncio.create_task(off_loop(_look_at, self._api_server))
-        metrics = await self._metrics()
-        await first(self._look, timeout=_LATE)
-        if self._look.done():
-            self._seen, self._look = self._look.result(), None
+        metrics, seen = await asyncio.gather(self._metrics(), self._look.take(_SEEN_WITHIN))
+        # A driver that does not answer any more leaves us with what was seen last: processes that do not move.
+        self._seen = seen or self._seen
         self._next_look = time.monotonic() + _OBSERVE
         if metrics:
             self._tell(metrics)
-        if self._seen is None:
-            return None
-        # A driver that does not answer any more leaves us with what was seen last: processes that do not move.
         self._judge.saw(Observation(time.time(), metrics, self._seen[0], asked, self._seen[1]))
         return self._judge.verdict(waits_in)
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from aerie import patches
 from aerie.auth import KEYS_FILE_VARIABLE, ApiKeyMiddleware
@@ -20,12 +20,9 @@ from aerie.supervisor import arguments, evidence, readiness, sampling
 from aerie.supervisor.json_file import JsonFile
 from aerie.supervisor.liveness import Dead, Hung
 from aerie.supervisor.output import Output
-from aerie.supervisor.processes import Engine, Reaper, first, kill_below, off_loop, vital_death
+from aerie.supervisor.processes import Engine, Look, Reaper, first, kill_below, vital_death
 from aerie.supervisor.state import Answered, Event, Exit, Progressed, Refused, Served, Started
 from aerie.supervisor.tree import Vital
-
-if TYPE_CHECKING:
-    from aerie.startup.activity import Activity
 
 _log = logging.getLogger("aerie")
 
@@ -198,13 +195,10 @@ class EngineRun:
 
     async def _stall(self, pid: int) -> Hung:
         """Return once nothing has moved for too long in a start."""
-        look: asyncio.Task[Activity] | None = None
+        look = Look(sampling.sample, pid)
         while not self.served:
-            look = look or asyncio.create_task(off_loop(sampling.sample, pid))
-            await first(look, timeout=_SAMPLED_WITHIN)
-            if look.done():
-                self.output.start.observe(look.result(), time.time())
-                look = None
+            if activity := await look.take(_SAMPLED_WITHIN):
+                self.output.start.observe(activity, time.time())
             self._progress()
             start = self.output.start.view(time.time())
             if start.stalled:

@@ -13,7 +13,7 @@ import time
 import pytest
 
 from aerie.supervisor import leash, tree
-from aerie.supervisor.processes import Engine, Reaper, kill_below, off_loop, vital_death
+from aerie.supervisor.processes import Engine, Look, Reaper, kill_below, off_loop, vital_death
 from aerie.supervisor.tree import descendants
 
 PATIENCE = 120.0  # seconds until a test gives up; none waits that long but to fail
@@ -80,6 +80,59 @@ def test_a_survivor_whose_title_is_locked_is_told_without(tree_of_two, monkeypat
 def titled(title):
     """Start a process that calls itself so, as setproctitle does for vLLM's."""
     return subprocess.Popen([title, "600"], executable="/bin/sleep")
+
+
+def test_a_look_that_does_not_return_is_waited_for_again_and_not_begun_anew():
+    answers, begun = threading.Event(), []
+
+    def look(what):
+        begun.append(what)
+        answers.wait(PATIENCE)
+        return what
+
+    async def take():
+        one = Look(look, "seen")
+        assert await one.take(0.1) is None
+        assert await one.take(0.1) is None
+        answers.set()
+        assert await one.take(PATIENCE) == "seen"
+        assert begun == ["seen"]
+        assert await one.take(PATIENCE) == "seen"
+        assert begun == ["seen", "seen"]
+
+    asyncio.run(take())
+
+
+def test_a_look_that_fails_says_so():
+    with pytest.raises(ZeroDivisionError):
+        asyncio.run(Look(lambda: 1 / 0).take(PATIENCE))
+
+
+def test_a_death_is_seen_while_a_look_for_others_does_not_return(monkeypatch):
+    hangs, answers = threading.Event(), threading.Event()
+    looks = []
+
+    def vital_below(root):
+        if looks:
+            hangs.set()
+            answers.wait(PATIENCE)
+        looks.append(root)
+        return tree.vital_below(root)
+
+    async def watch():
+        vital = titled("VLLM::Worker_TP1")
+        monkeypatch.setattr("aerie.supervisor.processes.vital_below", vital_below)
+        monkeypatch.setattr("aerie.supervisor.processes._DISCOVER", 0.1)
+        seen = asyncio.create_task(vital_death(os.getpid()))
+        await asyncio.to_thread(hangs.wait, PATIENCE)
+        vital.kill()
+        died = await asyncio.wait_for(seen, PATIENCE / 2)
+        assert len(looks) == 1
+        answers.set()
+        vital.wait()
+        return died
+
+    assert asyncio.run(watch()).title == "VLLM::Worker_TP1"
 
 
 @pytest.mark.parametrize("title", ["VLLM::EngineCore", "VLLM::Worker_TP1"])
