@@ -36,6 +36,10 @@ _ARGUMENTS = re.compile(r"[\w ./-]{1,80}: error: |.*ValidationError: \d+ validat
 _OWN_REASON = re.compile(
     rf"{_ARGUMENTS.pattern}|(?:\w+\.)*(?:Value|Type|Key|Index|Attribute|NotImplemented|Import|ModuleNotFound|Validation)Error\b"
 )
+# A full GPU says so; the device is well.
+_FULL = re.compile(r"(?:\w+\.)*OutOfMemoryError\b|[^\n]*\bCUDA[^\n]* out of memory")
+# Who holds a process up is no device.
+_HELD_UP = re.compile(r"the engine hangs: .* is stopped")
 _EXIT_CODE = re.compile(r"exit code:? -?\d")
 _KILLED = re.compile(r"exit code: -9\b|died with exit code -9\b|\bKilled\b|SIGKILL")
 
@@ -120,9 +124,11 @@ def conclude(root: RootCause | None, end: End, known: Sequence[Signature], seen:
 
 def _explains(evidence: Evidence, root: RootCause | None, end: End) -> bool:
     """Tell whether it may be the reason: an exception of Python's own explains itself, a lost GPU shows as CUDA's."""
+    if evidence.source == "kernel" and any(_HELD_UP.search(one.text) for one in end.evidence):
+        return False
     if end.silent or root is None:
         return True
-    if _OWN_REASON.match(root.text):
+    if _OWN_REASON.match(root.text) or _FULL.match(root.text):
         return False
     return evidence.kind is Kind.HARDWARE and any(_GPU_WORDS.search(text) for text in (root.text, *root.chain))
 

@@ -135,7 +135,7 @@ _TELLING = (
     "modules",
     "Init",
 )
-_ANY_PCI = re.compile(rf"(?<![\w:.])({_PCI})(?![\w:])")
+_ANY_PCI = re.compile(rf"(?<![\w:.])({_PCI})(?!:?\w)")
 
 
 def pci_address(text: str) -> str:
@@ -195,14 +195,22 @@ def _epoch(text: str) -> float | None:
     return moment.timestamp() if moment.tzinfo else moment.astimezone().timestamp()
 
 
-def relevant(evidence: Iterable[Evidence], at: float, gpus: Collection[str] = ()) -> list[Evidence]:
+def relevant(
+    evidence: Iterable[Evidence], at: float, devices: Collection[str] = (), since: float | None = None
+) -> list[Evidence]:
     """Return what may belong to an end at `at` (seconds since the epoch), in the order of time.
 
-    That is what happened from `BEFORE` seconds before to `AFTER` seconds after it, or at an unknown time; and where
-    `gpus` lists the engine's own by PCI address, nothing about other NVIDIA devices.
+    That is what happened from `BEFORE` seconds before to `AFTER` seconds after it, or at an unknown time; where
+    `devices` lists the engine's own GPUs and the ports above them by PCI address, nothing about other devices; and no
+    lack of memory from before `since`, when the engine was started.
     """
-    own = {pci_address(gpu) for gpu in gpus}
-    near = [one for one in evidence if (one.at is None or -BEFORE <= one.at - at <= AFTER) and _concerns(one, own)]
+    near = [
+        one
+        for one in evidence
+        if (one.at is None or -BEFORE <= one.at - at <= AFTER)
+        if not (one.kind is Kind.MEMORY and since is not None and one.at is not None and one.at < since)
+        if _concerns(one, devices)
+    ]
     return sorted(near, key=lambda one: at if one.at is None else one.at)
 
 
@@ -215,6 +223,15 @@ def seconds_between(earlier: str, later: str) -> float:
     return (last - first).total_seconds() % (366 * 86400)
 
 
-def _concerns(evidence: Evidence, gpus: Collection[str]) -> bool:
-    """Tell whether it may concern the engine's GPUs: a PCIe error may be reported by the port above one of them."""
-    return not gpus or evidence.pci is None or "NVRM" not in evidence.text or evidence.pci in gpus
+def _concerns(evidence: Evidence, devices: Collection[str]) -> bool:
+    """Tell whether it may concern one of the devices: a port above a GPU reports errors of the link between them."""
+    if not devices or evidence.pci is None:
+        return True
+    named = [evidence.pci] if "NVRM" in evidence.text else _ANY_PCI.findall(evidence.text) or [evidence.pci]
+    return any(_is_same(one, device) for one in named for device in devices)
+
+
+def _is_same(one: str, other: str) -> bool:
+    """Tell whether two addresses are one device's, and one function's of it where both name one: each port is one."""
+    functions = {function for address in (one, other) if (function := address.strip().partition(".")[2])}
+    return pci_address(one) == pci_address(other) and len(functions) <= 1

@@ -1,9 +1,12 @@
 """What the machine around the engine says of its death: the container's memory counters, the host kernel's lines."""
 
 import os
+import re
+from collections.abc import Collection
+from dataclasses import replace
 from pathlib import Path
 
-from aerie.diagnosis.evidence import Evidence, parse_kernel
+from aerie.diagnosis.evidence import Evidence, parse_kernel, pci_address
 from aerie.diagnosis.signatures import Kind
 
 KERNEL_LOG = Path("/var/log/host-kernel/kernel.log")
@@ -11,6 +14,9 @@ KERNEL_LOG = Path("/var/log/host-kernel/kernel.log")
 _TAIL = 1_000_000  # bytes of the kernel's log that are read
 _CGROUPS = Path("/sys/fs/cgroup")
 _MEMBERSHIP = Path("/proc/self/cgroup")
+_PCI_DEVICES = Path("/sys/bus/pci/devices")
+_PCI_FUNCTION = re.compile(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
+_OTHERS = "a process of another container or of the host: this one counts none that was killed"
 _UNLIMITED = 1 << 60  # bytes; version 1 says "no limit" by a number near 2^63
 
 
@@ -24,15 +30,18 @@ class MemoryCgroup:
                 self._counters, self._limit = directory / counters, directory / limit
                 return
 
-    def oom_kills(self) -> int:
-        """Return how many processes of the cgroup the kernel killed for want of memory; 0 where it does not say."""
+    def oom_kills(self) -> int | None:
+        """Return how many processes of the cgroup the kernel killed for want of memory; None where it does not say.
+
+        Those count that it killed for the limit, and those for the whole machine's want.
+        """
         if self._counters is None:
-            return 0
+            return None
         try:
             rows = [line.split() for line in self._counters.read_text().splitlines()]
-            return sum(int(number) for name, number in rows if name == "oom_kill")
+            return next((int(number) for name, number in rows if name == "oom_kill"), None)
         except (OSError, ValueError):
-            return 0  # shown to root alone, or in another form
+            return None  # shown to root alone, or in another form
 
     def limit(self) -> int | None:
         """Return the limit in bytes, None for none."""
@@ -63,13 +72,24 @@ def _candidates(cgroups: Path, membership: Path) -> list[tuple[Path, str, str]]:
     ]
 
 
-def outside(oom_kills: int, at: float, cgroup: MemoryCgroup, kernel_log: Path = KERNEL_LOG) -> list[Evidence]:
+def with_ports_above(gpus: Collection[str], devices: Path = _PCI_DEVICES) -> tuple[str, ...]:
+    """Return the GPUs' PCI addresses and those of the ports above them: to be asked while all are there."""
+    paths = [(devices / f"{pci_address(gpu)}.0").resolve() for gpu in gpus]
+    return (*gpus, *{part for path in paths for part in path.parts if _PCI_FUNCTION.fullmatch(part)})
+
+
+def outside(oom_kills: int | None, at: float, cgroup: MemoryCgroup, kernel_log: Path = KERNEL_LOG) -> list[Evidence]:
     """Return what was said outside of an engine that was started when the cgroup had counted `oom_kills`.
 
     `at` is now, in seconds since the epoch. What the kernel said may be older; `relevant` knows how old is too old.
+    Its word that a process was killed for memory explains nothing where the cgroup counts, and has counted none since.
     """
-    older = kernel_log.with_name(f"{kernel_log.name}.1")
-    return [*_killed(cgroup.oom_kills() - oom_kills, at, cgroup.limit()), *_kernel(older), *_kernel(kernel_log)]
+    now = cgroup.oom_kills()
+    kills = None if now is None or oom_kills is None else now - oom_kills
+    said = [*_kernel(kernel_log.with_name(f"{kernel_log.name}.1")), *_kernel(kernel_log)]
+    if kills == 0:
+        said = [replace(one, kind=None, meaning=_OTHERS) if one.kind is Kind.MEMORY else one for one in said]
+    return [*_killed(kills or 0, at, cgroup.limit()), *said]
 
 
 def _killed(kills: int, at: float, limit: int | None) -> list[Evidence]:

@@ -94,10 +94,10 @@ class EngineRun:
         self._stall_timeout = stall_timeout
         self._history = history
         self._dispatch_to = dispatch
-        self._gpus = gpus
+        self._devices = evidence.with_ports_above(gpus)
         self._listening = self.served = False
-        began = time.time()
-        self.output = Output(StartReader(began, History.from_json(history.read()), stall_timeout))
+        self._began = time.time()
+        self.output = Output(StartReader(self._began, History.from_json(history.read()), stall_timeout))
         self._cgroup = evidence.MemoryCgroup()
         self._oom_kills = self._cgroup.oom_kills()
 
@@ -143,7 +143,8 @@ class EngineRun:
     def diagnose(self, ending: Ending, further: Sequence[Evidence] = ()) -> Diagnosis:
         """Say why it ended: unasked, so it failed. vLLM 0.32.0 ends with status 0, too, when its core was killed."""
         at = time.time()
-        seen = relevant(evidence.outside(self._oom_kills, at, self._cgroup), at, self._gpus)
+        told = evidence.outside(self._oom_kills, at, self._cgroup)
+        seen = relevant(told, at, self._devices, since=self._began)
         shown = (ending.words, *ending.evidence) if ending.kind is Kind.HUNG else ()
         hangs = [Evidence("supervisor", at, text, kind=Kind.HUNG) for text in shown]
         found = self.output.collector.diagnose(ending.words, [*seen, *hangs, *further], ending.kind)

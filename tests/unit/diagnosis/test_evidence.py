@@ -13,6 +13,8 @@ OOM = (
     AT
     + "Memory cgroup out of memory: Killed process 4242 (VLLM::Worker_TP) total-vm:91234567kB, anon-rss:88123456kB, file-rss:0kB"
 )
+DPC = AT + "pcieport 0000:40:01.1: DPC: containment event, status:0x1f01"
+AER = AT + "pcieport 0000:40:01.1: AER: Uncorrectable (Fatal) error message received from 0000:41:00.0"
 COUNTED = Evidence("cgroup", None, "oom_kill: the kernel killed 1 of the container's processes", kind=Kind.MEMORY)
 GONE = "(EngineCore pid=7) ERROR 11-29 13:35:01 [multiproc_executor.py:315] Worker proc VllmWorker-3 died unexpectedly (exit code: -9), shutting down executor.\n"
 ATTRIBUTE = "(EngineCore pid=7) ERROR 11-29 13:35:01 [core.py:1] AttributeError: no such attribute\n"
@@ -24,8 +26,8 @@ def only(text):
     return found
 
 
-def diagnosed(log, evidence, **known):
-    collector = Collector(known=())
+def diagnosed(log, evidence, signatures=(), **known):
+    collector = Collector(signatures)
     collector.feed(parse(log))
     return collector.diagnose("vllm serve ended with exit code 1", evidence, **known)
 
@@ -129,8 +131,26 @@ def test_only_the_engines_own_gpus_count_where_they_are_known():
     end = found[0].at
     assert relevant(found, end, ["00000000:41:00.0"]) == found
     assert relevant(found, end, ["0000:c1:00.0"]) == []
-    port = parse_kernel(AT + "pcieport 0000:40:01.1: DPC: containment event")
-    assert relevant(port, end, ["0000:41:00.0"]) == port
+
+
+def test_an_error_of_the_bus_counts_for_the_engines_gpus_and_the_ports_above_them():
+    for line, device in ((DPC, "0000:40:01.1"), (AER, "0000:40:01.1"), (AER, "00000000:41:00.0")):
+        found = parse_kernel(line)
+        end = found[0].at
+        assert relevant(found, end, [device]) == found
+        assert relevant(found, end, ["0000:c1:00.0", "0000:40:01.2"]) == []
+        assert relevant(found, end) == found, "not known"
+    mismatch = parse_kernel(AT + "NVRM: API mismatch: the client has the version 595.71.05, but")
+    assert relevant(mismatch, end, ["0000:41:00.0"]) == mismatch, "of no device"
+
+
+def test_a_kill_for_memory_from_before_the_engines_start_explains_nothing():
+    found = parse_kernel(OOM + "\n" + OFF_THE_BUS)
+    end = found[0].at + 60
+    assert relevant(found, end, since=end - 90) == found
+    assert relevant(found, end, since=end - 30) == [found[1]], "a GPU stays lost"
+    timeless = parse_kernel("Out of memory: Killed process 4242 (python3) total-vm:1kB")
+    assert relevant(timeless, end, since=end) == timeless
 
 
 def test_a_worker_killed_without_words_and_a_kill_for_memory_are_one_story():
@@ -165,3 +185,42 @@ def test_an_illegal_access_with_its_xid_stays_a_crash():
 def test_a_hang_is_told_as_one_unless_the_hardware_explains_it():
     assert diagnosed("", [], kind=Kind.HUNG).kind is Kind.HUNG
     assert diagnosed("", parse_kernel(OFF_THE_BUS), kind=Kind.HUNG).kind is Kind.HARDWARE
+
+
+FULL = "(EngineCore pid=7) ERROR 11-29 13:35:01 [core.py:1] torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 139.72 GiB of which 1.00 GiB is free.\n"
+STOPPED = Evidence(
+    "supervisor",
+    None,
+    "the engine hangs: no step for 61 s, 1 request waits; VLLM::Worker_TP1 (pid 9) is stopped (state T) since 13:34:00 UTC",
+    kind=Kind.HUNG,
+)
+
+
+@pytest.mark.parametrize("outside", [DPC, AER, OFF_THE_BUS])
+def test_what_the_bus_reports_is_not_why_memory_ran_out_or_a_process_is_stopped(outside):
+    found = diagnosed(FULL, parse_kernel(outside), None)
+    assert found.kind is Kind.MEMORY
+    assert found.known
+    assert len(found.evidence) == 1
+    assert (
+        diagnosed(FULL.replace("torch.OutOfMemoryError: CUDA", "RuntimeError: CUDA error:"), parse_kernel(outside)).kind
+        is Kind.CRASH
+    )
+    stopped = diagnosed("", [*parse_kernel(outside), STOPPED], None, kind=Kind.HUNG)
+    assert (stopped.signature, stopped.kind) == ("engine-hangs-process-stopped", Kind.HUNG)
+    assert diagnosed(CUDA, parse_kernel(outside), None).kind is Kind.HARDWARE
+    assert diagnosed("", parse_kernel(outside), None, kind=Kind.HUNG).kind is Kind.HARDWARE
+
+
+def test_an_error_of_another_device_does_not_explain_a_worker_that_was_killed():
+    found = parse_kernel(AER.replace("0000:41:00.0", "0000:42:00.0") + "\n" + DPC)
+    seen = relevant(found, found[0].at, ["0000:c1:00.0"])
+    assert diagnosed(GONE, seen, None, kind=Kind.KILLED).kind is Kind.KILLED
+    assert diagnosed(GONE, found, None, kind=Kind.KILLED).kind is Kind.HARDWARE
+
+
+def test_a_kill_of_an_earlier_engine_does_not_explain_a_worker_that_was_killed():
+    found = parse_kernel(OOM)
+    end = found[0].at + 60
+    for since, kind in ((end - 90, Kind.MEMORY), (end - 30, Kind.KILLED)):
+        assert diagnosed(GONE, relevant(found, end, since=since), None, kind=Kind.KILLED).kind is kind

@@ -121,6 +121,18 @@ def test_what_befell_a_gpu_of_others_explains_nothing(engine, monkeypatch, bus, 
     assert (diagnosis.kind, len(diagnosis.evidence)) == (kind, kind is Kind.HARDWARE)
 
 
+KILLED = "Memory cgroup out of memory: Killed process 9 (VLLM::Worker_TP) total-vm:1kB"
+
+
+@pytest.mark.parametrize(("seconds", "kind"), [(0, Kind.MEMORY), (-30, Kind.KILLED)])
+def test_a_kill_before_the_engine_was_started_explains_nothing(engine, monkeypatch, seconds, kind):
+    monkeypatch.setattr(
+        evidence, "outside", lambda _kills, at, _cgroup: [replace(one, at=at + seconds) for one in parse_kernel(KILLED)]
+    )
+    one, ending, _ = engine(signal=signal.SIGKILL)
+    assert one.diagnose(ending).kind is kind
+
+
 def test_a_driver_that_does_not_answer_stalls_a_start(engine, monkeypatch):
     answers = threading.Event()
     monkeypatch.setattr(sampling, "sample", lambda _pid: answers.wait(PATIENCE))

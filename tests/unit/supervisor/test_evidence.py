@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from aerie.diagnosis import Kind
-from aerie.supervisor.evidence import KERNEL_LOG, MemoryCgroup, outside
+from aerie.supervisor.evidence import KERNEL_LOG, MemoryCgroup, outside, with_ports_above
 
 REPOSITORY = Path(__file__).parents[3]
 V2 = ("0::/engine.scope\n", "engine.scope", "memory.events", "memory.max", "low 0\nmax 7\noom 1\noom_kill {}\n", "max")
@@ -56,8 +56,33 @@ def test_without_a_limit_it_was_the_hosts_memory(tmp_path, version):
 
 def test_a_machine_that_counts_nothing_says_nothing(tmp_path):
     nothing = MemoryCgroup(tmp_path, tmp_path / "membership")
-    assert (nothing.oom_kills(), nothing.limit()) == (0, None)
-    assert outside(0, 1.0, nothing, tmp_path / "no") == []
+    assert (nothing.oom_kills(), nothing.limit()) == (None, None)
+    assert outside(None, 1.0, nothing, tmp_path / "no") == []
+
+
+@pytest.mark.parametrize("version", [V1, V2], ids=["v1", "v2"])
+def test_a_kill_that_the_kernel_logs_is_another_containers_where_the_engines_own_counts_none(tmp_path, version):
+    log = tmp_path / "kernel.log"
+    log.write_text("2026-11-29T22:20:00.000001+0000 kernel: Memory cgroup out of memory: Killed process 9 (python3)\n")
+    counted = cgroup(tmp_path, version, kills=2, in_container=True)
+    (told,) = outside(2, 1.0, counted, log)
+    assert told.kind is None
+    assert "another container" in told.meaning
+    assert [one.kind for one in outside(1, 1.0, counted, log)] == [Kind.MEMORY, Kind.MEMORY]
+    nothing = MemoryCgroup(tmp_path / "no", tmp_path / "membership")
+    for before, now in ((None, nothing), (2, nothing), (None, counted)):
+        assert [one.kind for one in outside(before, 1.0, now, log)] == [Kind.MEMORY], "nobody counts"
+
+
+def test_the_ports_above_a_gpu_are_found_as_long_as_it_is_there(tmp_path):
+    devices = tmp_path / "bus/pci/devices"
+    gpu = tmp_path / "devices/pci0000:40/0000:40:01.1/0000:41:00.0/0000:42:10.0/0000:43:00.0"
+    gpu.mkdir(parents=True)
+    devices.mkdir(parents=True)
+    (devices / gpu.name).symlink_to(gpu)
+    found = with_ports_above(["00000000:43:00.0", "00000000:C1:00.0"], devices)
+    lost = ("00000000:C1:00.0", "0000:c1:00.0")
+    assert set(found) == {"00000000:43:00.0", *lost, *(part.name for part in [gpu, *gpu.parents][:4])}
 
 
 def test_this_machines_own_cgroup_can_be_read():
