@@ -99,7 +99,9 @@ class Diagnosis:
 
 def conclude(root: RootCause | None, end: End, known: Sequence[Signature], seen: Iterable[str]) -> Diagnosis:
     """Draw the diagnosis; `seen` are the ids of signatures whose line was in the log."""
-    explaining = tuple(one for one in end.evidence if one.kind and _explains(one, root, end))
+    held_up = any(_HELD_UP.search(one.text) for one in end.evidence)
+    may_explain = (one for one in end.evidence if one.kind and not (held_up and one.source == "kernel"))
+    explaining = tuple(one for one in may_explain if _explains(one, root, end))
     told = tuple(map(str, end.evidence))
     signature = _match(known, root, frozenset(seen), explaining)
     if signature and signature.kind is Kind.CRASH and end.kind is Kind.KILLED and end.silent and not _says_how(root):
@@ -124,8 +126,6 @@ def conclude(root: RootCause | None, end: End, known: Sequence[Signature], seen:
 
 def _explains(evidence: Evidence, root: RootCause | None, end: End) -> bool:
     """Tell whether it may be the reason: an exception of Python's own explains itself, a lost GPU shows as CUDA's."""
-    if evidence.source == "kernel" and any(_HELD_UP.search(one.text) for one in end.evidence):
-        return False
     if end.silent or root is None:
         return True
     if _OWN_REASON.match(root.text) or _FULL.match(root.text):
