@@ -112,7 +112,8 @@ class EngineRun:
         self._progress()
         _log.info("%s", patches.summary())
         async with asyncio.TaskGroup() as tasks:
-            watchers = [tasks.create_task(watcher) for watcher in self._watchers(process.pid)]
+            vital = tasks.create_task(vital_death(os.getpid()))
+            watchers = [vital, *(tasks.create_task(watcher) for watcher in self._watchers(process.pid))]
             stop, kill = (tasks.create_task(event.wait()) for event in (signals.stop, signals.kill))
             await first(process.ended, stop, *watchers)
             if stop.done():
@@ -121,14 +122,15 @@ class EngineRun:
                 ending = _exited(process.ended.result())
             else:
                 ending = _ending(next(watcher for watcher in watchers if watcher.done()).result())
+            if not ending.asked:
+                self._dispatch(Refused(ending.words))
+                await self.output.settled(process.copied)
+            if ending.words == _FATAL and vital.done():  # who was killed, and of whom others spoke before we looked
+                ending = _ending(vital.result())
+            elif ending.words == _FATAL and process.ended.done():  # it has not waited for us
+                ending = _exited(process.ended.result())
             for task in (stop, kill, *watchers):
                 task.cancel()
-        if ending.asked:
-            return ending
-        self._dispatch(Refused(ending.words))
-        await self.output.settled(process.copied)
-        if ending.words == _FATAL and process.ended.done():  # it has not waited for us
-            return _exited(process.ended.result())
         return ending
 
     async def ended(self) -> None:
@@ -164,7 +166,6 @@ class EngineRun:
         """Return what sees an engine that has to go, each in its own way; none of them ends for another reason."""
         return [
             readiness.watch(self._engine, self._keys_file, self._stall_timeout, pid, self._dispatch),
-            vital_death(os.getpid()),
             self._last_words(),
             self._stall(pid),
         ]
