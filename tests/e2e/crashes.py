@@ -160,9 +160,12 @@ class Crashes:
         return _seconds(self._service.container()["State"]["StartedAt"])
 
     def _kill(self, pattern: str) -> float:
-        """Kill the first process whose command line matches, as soon as there is one, and return when that was."""
+        """Kill the first process whose command line matches, soon after there is one, and return when that was.
+
+        Not in its first breath: the supervisor looks for new processes once a second.
+        """
         matches = f"tr '\\0' ' ' < $p/cmdline 2>/dev/null | grep -qE '{pattern}'"
-        script = f"for p in /proc/[0-9]*; do {matches} && date +%s.%N && kill -KILL ${{p#/proc/}} && exit; done; exit 1"
+        script = f"for p in /proc/[0-9]*; do {matches} && sleep 2 && date +%s.%N && kill -KILL ${{p#/proc/}} && exit; done; exit 1"
         done: list[str] = []
 
         def killed() -> bool:

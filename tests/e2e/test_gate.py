@@ -71,7 +71,7 @@ def test_a_crash_while_it_waits(server: Server, project: Service, tmp_path: Path
         told = play.until(r"^    gpu1 \d+:\d\d failed: ")
         assert play.end() == 2
     log = project.compose("logs", "--no-log-prefix", "--no-color", "--timestamps", "vllm").stdout
-    said = re.findall(r"^(\S+) aerie: failed;", log, re.MULTILINE)[0]
+    said = re.findall(r"(\d{4}-\S+) aerie: failed;", log)[0]
     # Docker gives nanoseconds, of which Python reads six digits.
     assert told - datetime.fromisoformat(f"{said[:26]}Z").timestamp() < 2.0, play.output
     text = httpx.get(f"{project.status}/status", trust_env=False).json()["diagnosis"]["text"]
