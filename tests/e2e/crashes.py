@@ -165,7 +165,8 @@ class Crashes:
         Not in its first breath: the supervisor looks for new processes once a second.
         """
         matches = f"tr '\\0' ' ' < $p/cmdline 2>/dev/null | grep -qE '{pattern}'"
-        script = f"for p in /proc/[0-9]*; do {matches} && sleep 2 && date +%s.%N && kill -KILL ${{p#/proc/}} && exit; done; exit 1"
+        kill = "sleep 2; date +%s.%N; kill -KILL ${p#/proc/}"
+        script = f"for p in /proc/[0-9]*; do {matches} && {{ {kill}; exit; }}; done; exit 1"
         done: list[str] = []
 
         def killed() -> bool:
