@@ -36,6 +36,7 @@ _DEADLINES = {
 _TEARDOWN = 10  # that an engine gets after it has drained, to end by itself
 _LOADING_GRACE = 5.0  # that an engine gets which has nothing to drain
 _KILLED_WITHIN = 0.2  # that the diagnosis waits for what was killed, and can say nothing more
+_LOOKED_AGAIN = 0.5  # in which a process that died has been seen
 _LAST_OUTPUT = 5.0  # that a stuck reader of our stdout may delay what follows an engine's end
 _LAST_OUTPUT_OF_SURVIVORS = 0.1  # who still hold the pipe
 _SAMPLED_EVERY = 1.0
@@ -125,7 +126,9 @@ class EngineRun:
             if not ending.asked:
                 self._dispatch(Refused(ending.words))
                 await self.output.settled(process.copied)
-            if ending.words == _FATAL and vital.done():  # who was killed, and of whom others spoke before we looked
+            if ending.words == _FATAL:  # said of one who was killed, before we looked at it again
+                await first(vital, timeout=_LOOKED_AGAIN)
+            if ending.words == _FATAL and vital.done():
                 ending = _ending(vital.result())
             elif ending.words == _FATAL and process.ended.done():  # it has not waited for us
                 ending = _exited(process.ended.result())
