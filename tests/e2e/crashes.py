@@ -123,9 +123,10 @@ class Crashes:
     def _log(self, since: float) -> list[tuple[float, str]]:
         """What the container printed, each line with the time at which Docker had it."""
         command = ["docker", "logs", "--timestamps", "--since", f"{since:.3f}", self._service.container()["Id"]]
-        done = subprocess.run(command, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=True)
-        # Two streams, each in its order.
-        lines = sorted((line.partition(" ") for line in done.stdout.splitlines()), key=lambda parts: parts[0])
+        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=True)
+        # A progress bar begins with a carriage return, which is no new line of Docker's. Two streams, each in its order.
+        printed = done.stdout.decode(errors="replace").rstrip("\n").split("\n")
+        lines = sorted((line.partition(" ") for line in printed if line), key=lambda parts: parts[0])
         return [(_seconds(stamp), text) for stamp, _, text in lines]
 
     def _printed(self, since: float, words: str) -> tuple[float, list[str]]:
