@@ -124,7 +124,7 @@ class Crashes:
         """What the container printed, each line with the time at which Docker had it."""
         command = ["docker", "logs", "--timestamps", "--since", f"{since:.3f}", self._service.container()["Id"]]
         done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=True)
-        # A progress bar begins with a carriage return, which is no new line of Docker's. Two streams, each in its order.
+        # A progress bar's carriage return is no new line of Docker's. Two streams, each in its order.
         printed = done.stdout.decode(errors="replace").rstrip("\n").split("\n")
         lines = sorted((line.partition(" ") for line in printed if line), key=lambda parts: parts[0])
         return [(_seconds(stamp), text) for stamp, _, text in lines]
