@@ -169,9 +169,11 @@ class Example:
         state = State(**{**common, "phase": phase, "start": start and start.to_json(), **fields})
         return to_json(state, VERSIONS, os.getpid())
 
-    def told(self, diagnosis: Diagnosis, at: datetime, *, served: bool) -> dict[str, Any]:
+    def told(self, diagnosis: Diagnosis, at: datetime, *, listened: bool) -> dict[str, Any]:
         """Return a diagnosis as the state has it."""
-        return dict(shown(diagnosis, at, Path(f"/var/lib/aerie/crashes/{at:%Y-%m-%dT%H-%M-%SZ}.txt"), served=served))
+        return dict(
+            shown(diagnosis, at, Path(f"/var/lib/aerie/crashes/{at:%Y-%m-%dT%H-%M-%SZ}.txt"), listened=listened)
+        )
 
     def crashed(
         self,
@@ -184,15 +186,15 @@ class Example:
         **fields: Any,
     ) -> dict[str, Any]:
         """Return a state after an engine's crash so many seconds ago."""
-        at, served = self.ago(seconds), start.ended is not None
+        at, listened = self.ago(seconds), start.ended is not None
         return self.state(
             phase,
             start,
-            reason=reason(how, diagnosis, served=served),
+            reason=reason(how, diagnosis, listened=listened),
             since=at,
             pid=None,
             exit=Exit(1, None, at) if how.endswith("exit code 1") else None,
-            diagnosis=self.told(diagnosis, at, served=served),
+            diagnosis=self.told(diagnosis, at, listened=listened),
             failures=failures,
             next_start=at + BACK_OFF[failures - 1] if phase is Phase.FAILED else None,
             **fields,
@@ -289,7 +291,7 @@ class Examples(Example):
         start = self.start(StartPhase.LOADING_TARGET, 0.41, "26 of 64 shards")
         failures = 3
         at = datetime.fromtimestamp(start.began, UTC) - BACK_OFF[failures - 1]
-        told = self.told(UNKNOWN, at, served=False)
+        told = self.told(UNKNOWN, at, listened=False)
         return self.starting(start, starts=4, failures=failures, exit=Exit(1, None, at), diagnosis=told)
 
     def stopping(self) -> dict[str, Any]:

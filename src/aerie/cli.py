@@ -44,7 +44,7 @@ def _parser() -> argparse.ArgumentParser:
         usage="aerie serve [options] -- <arguments of vllm serve>",
         description="Runs `vllm serve` as a child, says why it died, restarts it with back-off, and serves its state "
         "on the status port. What another start cannot cure is held until `aerie retry`.",
-        epilog="Exit codes: 0 after a stop, 1 where the status port is taken; with --once also 2 wrong configuration, "
+        epilog="Exit codes: 0 after a stop, 1 where no status can be served; with --once also 2 wrong configuration, "
         "3 out of memory, 4 hardware or driver, 5 engine crash, 6 hung or stalled, 128+n killed by signal n.",
     )
     serve.add_argument("--once", action="store_true", help="end with the engine instead of starting it again")

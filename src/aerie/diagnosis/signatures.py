@@ -76,7 +76,7 @@ def signatures(path: Path = SIGNATURES) -> tuple[Signature, ...]:
     try:
         entries = yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506 - both are safe
     except yaml.YAMLError as error:
-        raise SignatureError(f"{path.name} is no YAML: {error}") from None
+        raise SignatureError(f"{path.name} is not YAML: {error}") from None
     if not isinstance(entries, list) or not entries:
         raise SignatureError(f"{path.name} must be a list of signatures, and is {type(entries).__name__}")
     problems = [

@@ -3,7 +3,9 @@
 vLLM's own parser would know better, but importing it takes longer than many a start-up failure it could report.
 """
 
+import ipaddress
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +16,10 @@ import yaml
 from aerie.auth import read_keys
 
 _DEFAULT_PORT = 8000  # vLLM's
+_LAST_PORT = 2**16 - 1
 _EVERYWHERE = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - what vLLM listens on, not we
+
+_HOST_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
 
 _REFUSED_FLAGS = {
     "--api-key": "keys belong into the key file, one a line: an argument shows in ps and docker inspect",
@@ -25,6 +30,8 @@ _REFUSED_FLAGS = {
     "--enable-sleep-mode": "an engine that sleeps answers nothing, looks like one that hangs, and is ended as one",
     "--disable-log-stats": "without the engine's statistics a hung engine cannot be told from a busy one",
 }
+_WITHOUT_VALUE = "--hf-token"  # without a value it means the file where the Hub's own tools keep it
+_WHY_WITHOUT = "a token shows in ps and docker inspect: name a file that holds it in the variable HF_TOKEN_PATH"
 _REFUSED_VARIABLES = {
     "VLLM_API_KEY": "keys belong into the key file, one a line: a variable shows in docker inspect",
     "VLLM_SERVER_DEV_MODE": "its routes pause an engine or put it to sleep, which then looks like one that hangs",
@@ -64,10 +71,10 @@ def read(arguments: Sequence[str], environment: Mapping[str, str]) -> EngineArgu
     given = dict(_pairs(arguments))
     settings = _config_file(given["config"]) | given if "config" in given else given
     for flag, why in _REFUSED_FLAGS.items():
-        # vLLM's parser takes any unambiguous beginning of an option, so a long enough one is that option.
-        spelled = next((name for name in settings if _is_beginning(f"--{name}", flag)), None)
-        if spelled:
+        if spelled := _spelled(flag, settings):
             raise ConfigurationError(f"engine argument --{spelled} is refused: {why}")
+    if (spelled := _spelled(_WITHOUT_VALUE, given)) and given[spelled]:
+        raise ConfigurationError(f"engine argument --{spelled} is refused with a value: {_WHY_WITHOUT}")
     model = _text(settings.get("model"))
     if not model:
         raise ConfigurationError("no model was given: name it first after `--`, or as `model:` in the --config file")
@@ -153,6 +160,11 @@ def _is_number(argument: str) -> bool:
     return True
 
 
+def _spelled(flag: str, settings: Mapping[str, Any]) -> str | None:
+    """Return the setting that is `flag`: vLLM's parser takes any unambiguous beginning, so a long enough one is it."""
+    return next((name for name in settings if _is_beginning(f"--{name}", flag)), None)
+
+
 def _is_beginning(given: str, option: str) -> bool:
     return given == option or (len(given) >= len("--api-k") and option.startswith(given))
 
@@ -175,17 +187,33 @@ def _config_file(name: Any) -> dict[str, Any]:
 
 def _port(settings: Mapping[str, Any]) -> int:
     port = settings.get("port", _DEFAULT_PORT)
-    try:
-        return int(port)
-    except (TypeError, ValueError):
-        raise ConfigurationError(f"engine argument --port needs a number, not {port!r}") from None
+    text = _text(port)
+    # vLLM would take 0, too, as a port that the kernel chooses and nobody finds.
+    if not text.isascii() or not text.isdecimal() or not 0 < int(text[: len(str(_LAST_PORT)) + 1]) <= _LAST_PORT:
+        raise ConfigurationError(f"engine argument --port needs a number from 1 to {_LAST_PORT}, not {port!r}")
+    return int(text)
 
 
 def _url(settings: Mapping[str, Any], port: int) -> str:
-    host = _text(settings.get("host"))
-    host = _EVERYWHERE.get(host, host)
+    host = _host(settings)
     scheme = "https" if settings.get("ssl-keyfile") and settings.get("ssl-certfile") else "http"
     return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
+
+
+def _host(settings: Mapping[str, Any]) -> str:
+    given = _text(settings.get("host"))
+    host = _EVERYWHERE.get(given, given)
+    if not _HOST_NAME.fullmatch(host) and not _is_address(host):
+        raise ConfigurationError(f"engine argument --host needs an IP address or a host's name, not {given!r}")
+    return host
+
+
+def _is_address(text: str) -> bool:
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _drafter(speculation: Any) -> str | None:

@@ -18,7 +18,9 @@ _KEPT = 5  # reports; the newest
 _KILLED_BY = 128  # plus the signal's number, as a shell reports it
 STUCK = 4
 """The exit code where the hardware or its driver failed."""
-_CODES = {Kind.CONFIGURATION: USAGE_ERROR, Kind.MEMORY: 3, Kind.HARDWARE: STUCK, Kind.CRASH: 5, Kind.HUNG: 6}
+NOT_STARTED = 5
+"""The exit code where there is nothing but to try again; an engine's crash has the same."""
+_CODES = {Kind.CONFIGURATION: USAGE_ERROR, Kind.MEMORY: 3, Kind.HARDWARE: STUCK, Kind.CRASH: NOT_STARTED, Kind.HUNG: 6}
 
 
 def write_report(state_dir: Path, diagnosis: Diagnosis, last_output: bytes, at: datetime) -> Path:
@@ -36,20 +38,20 @@ def write_report(state_dir: Path, diagnosis: Diagnosis, last_output: bytes, at: 
     return report
 
 
-def reason(how: str, diagnosis: Diagnosis, *, served: bool) -> str:
+def reason(how: str, diagnosis: Diagnosis, *, listened: bool) -> str:
     """Return in one line how an engine ended, and why."""
     # A root cause that is not known says more than that it is not; but see `shown`.
-    said = diagnosis.root.text.partition("\n")[0] if diagnosis.root and not diagnosis.known and not served else ""
+    said = diagnosis.root.text.partition("\n")[0] if diagnosis.root and not diagnosis.known and not listened else ""
     return f"{how}: {said or diagnosis.title}"
 
 
-def shown(diagnosis: Diagnosis, at: datetime, report: Path | None, *, served: bool) -> Shown:
+def shown(diagnosis: Diagnosis, at: datetime, report: Path | None, *, listened: bool) -> Shown:
     """Return the diagnosis as `/status` shows it, which asks for no key.
 
-    Once an engine has served, what it said may quote requests: then an exception is shown by its type alone. The
+    Once an engine has listened, what it said may quote requests: then an exception is shown by its type alone. The
     report and the log have the rest.
     """
-    if served and diagnosis.root:
+    if listened and diagnosis.root:
         diagnosis = replace(diagnosis, root=_without_words(diagnosis.root))
     stamp = at.astimezone(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
     # With the text, so that every reader who cannot lay it out, as the gate, shows what the container printed last.
@@ -66,8 +68,12 @@ def _type(raised: str) -> str:
     return name if name.replace(".", "").replace("_", "").isalnum() else ""
 
 
-def exit_code(diagnosis: Diagnosis, status: int | None) -> int:
-    """Return the exit code of `aerie serve --once` after an engine's end; `status` is that of its first process."""
+def exit_code(diagnosis: Diagnosis, status: int | None, *, served: bool) -> int:
+    """Return the exit code of `aerie serve --once` after an engine's end; `status` is that of its first process.
+
+    One that has served had the right arguments, whatever it says at its end.
+    """
     if diagnosis.kind is Kind.KILLED:
         return _KILLED_BY + (-status if status is not None and status < 0 else signal.SIGKILL)
-    return USAGE_ERROR if status == USAGE_ERROR else _CODES[diagnosis.kind]
+    code = USAGE_ERROR if status == USAGE_ERROR else _CODES[diagnosis.kind]
+    return _CODES[Kind.CRASH] if served and code == USAGE_ERROR else code

@@ -34,12 +34,12 @@ def pci_addresses() -> tuple[str, ...]:
     return _each(lambda gpu: os.fsdecode(pynvml.nvmlDeviceGetPciInfo(gpu).busId))
 
 
-def released(baseline: Sequence[int]) -> bool:
-    """Return whether the GPUs hold no more than in `baseline`, a `used_bytes()` from before the engine started.
+def released(baseline: Sequence[int], used: Sequence[int]) -> bool:
+    """Return whether the GPUs hold no more than in `baseline`, `used_bytes()` from before the engine started.
 
     GPUs that cannot be asked any more hold nothing that waiting could bring back: True.
     """
-    return all(now <= before + _CONTEXTS for before, now in zip(baseline, used_bytes(), strict=False))
+    return all(now <= before + _CONTEXTS for before, now in zip(baseline, used, strict=False))
 
 
 def _each(ask: Callable[[Any], _Answer]) -> tuple[_Answer, ...]:

@@ -7,7 +7,8 @@ others are below it.
 
     python -P -m aerie.supervisor.leash PID FD COMMAND...
 
-PID is the supervisor's. Into the pipe FD goes one line: the command's own pid, or why it cannot be started.
+PID is the supervisor's. Into the pipe FD goes one line: the command's own pid, or the number and the words of the error
+for which it cannot be started.
 """
 
 import contextlib
@@ -44,7 +45,7 @@ def main(supervisor: int, report: int, command: list[str]) -> int:
             ours = (signal.SIGPIPE, signal.SIGXFSZ)
             engine = os.posix_spawnp(command[0], command, os.environ, setsigmask=(), setsigdef=ours)
         except OSError as error:
-            print(error.strerror, file=told)
+            print(error.errno, error.strerror, file=told)
             return 1
         print(engine, file=told)
     while True:

@@ -92,7 +92,8 @@ class Engine:
             said = (await off_loop(answers.readline)).strip()
         if not said.isdecimal():
             await engine.ended
-            raise OSError(said or "the process before it ended")
+            number, _, words = said.partition(" ")
+            raise OSError(int(number), words) if number.isdecimal() else OSError(said or "the process before it ended")
         engine.pid = int(said)
         return engine
 

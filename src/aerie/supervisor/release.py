@@ -6,7 +6,7 @@ import time
 
 from aerie.diagnosis import Evidence, Kind
 from aerie.supervisor import gpus
-from aerie.supervisor.processes import kill_below, off_loop
+from aerie.supervisor.processes import Look, kill_below
 
 # Seconds.
 SURVIVES = 30.0
@@ -22,7 +22,8 @@ async def held_back(
 ) -> list[Evidence]:
     """Wait for the end of all processes below this one and for their GPU memory; return what has not gone in time.
 
-    `baseline` is what the GPUs held before the first engine, in bytes; both limits are in seconds.
+    `baseline` is what the GPUs held before an engine had them, in bytes, () where that is not known; the limits are in
+    seconds.
     """
     survivors = await kill_below(os.getpid(), survives)
     if survivors:
@@ -32,17 +33,27 @@ async def held_back(
             Evidence("supervisor", time.time(), f"{survivor} {words}", None, survivor.pid, Kind.HARDWARE, meaning)
             for survivor in survivors
         ]
+    if not baseline:
+        return []
     deadline = time.monotonic() + released_within
-    while not await off_loop(gpus.released, baseline):
+    look = Look(gpus.used_bytes)
+    used: tuple[int, ...] | None = None
+    while True:
+        used = await look.take(max(_LOOK_AGAIN, deadline - time.monotonic()))
+        if used is not None and gpus.released(baseline, used):
+            return []
         if time.monotonic() > deadline:
-            return await off_loop(_kept, baseline, released_within)
+            return _kept(baseline, used, released_within)
         await asyncio.sleep(_LOOK_AGAIN)
-    return []
 
 
-def _kept(baseline: tuple[int, ...], waited: float) -> list[Evidence]:
-    words = f"MiB are in use {waited:.0f} s after the last process of the engine ended, before the first start it was"
-    meaning = "the driver has not released them, or another program took them"
+def _kept(baseline: tuple[int, ...], used: tuple[int, ...] | None, waited: float) -> list[Evidence]:
+    after = f"{waited:.0f} s after the last process of the engine ended"
+    if used is None:
+        words = f"the GPUs' driver does not answer, {after}"
+        return [Evidence("supervisor", time.time(), words, kind=Kind.HARDWARE, meaning="the driver is stuck")]
+    words = f"MiB are in use {after}, before the first start it was"
+    meaning = "the driver has not released them, or another program took them: nvidia-smi names it"
     return [
         Evidence(
             "supervisor",
@@ -51,6 +62,6 @@ def _kept(baseline: tuple[int, ...], waited: float) -> list[Evidence]:
             kind=Kind.HARDWARE,
             meaning=meaning,
         )
-        for number, (before, now) in enumerate(zip(baseline, gpus.used_bytes(), strict=False))
+        for number, (before, now) in enumerate(zip(baseline, used, strict=False))
         if now > before
     ]

@@ -36,12 +36,14 @@ def _ask(state_dir: Path) -> str:
     pid, phase = state["supervisor"]["pid"], state["phase"]
     if not _is_service(pid):
         raise _RefusedError(f"no `aerie serve` runs here: {path} names pid {pid}, which is none; start the container")
-    if phase not in _WAITS:
-        raise _RefusedError(f"nothing to retry: the service is {phase}")
     try:
-        os.kill(pid, RETRY)
+        os.kill(
+            pid, RETRY
+        )  # whatever the file says, which is older than the service: where nothing waits, it is nothing
     except PermissionError:
         raise _RefusedError(f"may not signal `aerie serve` (pid {pid}): run this as its user") from None
+    if phase not in _WAITS:
+        raise _RefusedError(f"nothing to retry: the service is {phase}")
     return f"asked for the next start; the service was {phase}: {state['reason']}"
 
 

@@ -96,7 +96,7 @@ class EngineRun:
         self._history = history
         self._dispatch_to = dispatch
         self._devices = evidence.with_ports_above(gpus)
-        self._listening = self.served = False
+        self.listened = self.served = False
         self._began = time.time()
         self.output = Output(StartReader(self._began, History.from_json(history.read()), stall_timeout))
         self._cgroup = evidence.MemoryCgroup()
@@ -181,7 +181,7 @@ class EngineRun:
     def _dispatch(self, event: Event) -> None:
         match event:
             case Answered():
-                self._listening = True
+                self.listened = True
                 self.output.start.answered(time.time())
             case Served() if not self.served:
                 self.served = True
@@ -199,14 +199,17 @@ class EngineRun:
         return _FATAL
 
     async def _stall(self, pid: int) -> Hung:
-        """Return once nothing has moved for too long in a start."""
+        """Return once nothing has moved for too long before the engine answers: from there on, readiness' judge counts.
+
+        An engine that answers and fails the check is no stall, and loading it again would not mend it.
+        """
         look = Look(sampling.sample, pid)
         while not self.served:
             if activity := await look.take(_SAMPLED_WITHIN):
                 self.output.start.observe(activity, time.time())
             self._progress()
             start = self.output.start.view(time.time())
-            if start.stalled:
+            if start.stalled and not self.listened:
                 silence = f"nothing moved for {start.silent_seconds:.0f} s"
                 where = start.waiting_for and f"waiting for {start.waiting_for}"
                 return Hung(f"the start has stalled: {silence} while {start.phase}", (where,) if where else ())
@@ -216,7 +219,7 @@ class EngineRun:
 
     async def _stopped(self, process: Engine, kill: asyncio.Task[Any]) -> Ending:
         process.terminate()
-        limit = self._drain_timeout + _TEARDOWN if self._listening else _LOADING_GRACE
+        limit = self._drain_timeout + _TEARDOWN if self.listened else _LOADING_GRACE
         await first(process.ended, kill, timeout=limit)
         status = process.ended.result() if process.ended.done() else None
         return Ending("a stop was asked for", status, asked=True)

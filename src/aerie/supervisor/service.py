@@ -1,6 +1,7 @@
 """`aerie serve`: one event loop around the engine, its state and its status page."""
 
 import asyncio
+import errno
 import logging
 import os
 import signal
@@ -43,8 +44,10 @@ _log = logging.getLogger("aerie")
 _report = logging.getLogger("aerie.report")  # printed without our name before it
 
 _HISTORY_FILE = "starts.json"
+_NOT_INSTALLED = frozenset({errno.ENOENT, errno.EACCES, errno.ENOEXEC})
 # Seconds.
 _PUBLISH_EVERY = 0.25  # at least, between two writings of the state file
+_GPUS_ANSWER_WITHIN = 60.0  # the first time, which may wake each of them up
 _STOPS_ANYWAY = 3.0  # after which a process that SIGKILL does not end keeps us no longer from stopping
 
 
@@ -72,6 +75,19 @@ def serve(options: Options) -> int:
         listener.stop()
 
 
+@dataclass(frozen=True)
+class _Gpus:
+    """The GPUs before an engine has them: bytes in use and PCI addresses, () where they cannot be asked."""
+
+    used: tuple[int, ...] = ()
+    addresses: tuple[str, ...] = ()
+
+    @classmethod
+    def now(cls) -> "_Gpus":
+        # The addresses, too: a GPU that has failed may not be asked any more.
+        return cls(gpus.used_bytes(), gpus.pci_addresses())
+
+
 class _Service:
     def __init__(self, options: Options) -> None:
         self._options = options
@@ -79,6 +95,7 @@ class _Service:
         self._history = JsonFile(options.cache_dir / _HISTORY_FILE, "no start will tell how long it is going to take")
         self._state = resume(self._state_file.read(), State(since=_now()))
         self._versions = {"aerie": aerie.__version__, "vllm": patches.vllm_version()}
+        self._gpus: _Gpus | None = None
         self._changed = asyncio.Event()
         self._retry = asyncio.Event()
         self._signals = StopSignals(asyncio.Event(), asyncio.Event())
@@ -134,8 +151,6 @@ class _Service:
         self._retry.set()
 
     async def _live(self) -> int:
-        self._gpu_baseline = await off_loop(gpus.used_bytes)
-        self._gpu_addresses = await off_loop(gpus.pci_addresses)  # now: one that has failed may not be asked any more
         while await self._may_start():
             code = await self._start_and_see()
             if self._options.once and not self._signals.stop.is_set():
@@ -151,11 +166,12 @@ class _Service:
         await first(*events, timeout=None if self._state.phase is Phase.HELD else max(0.0, pause))
         for event in events:
             event.cancel()
+        if self._retry.is_set():
+            self._gpus = None  # what still holds their memory, a person has looked at
         return not self._signals.stop.is_set()
 
     async def _start_and_see(self) -> int:
-        """Run one engine to its end and return the exit code that tells of it."""
-        options = self._options
+        """Run one engine to its end, if one may start; return the exit code that tells what came of it."""
         if left := await self._released():  # by an engine before, which a person may have thought gone
             self._dispatch(Held(_stuck(left), self._state.diagnosis))
             return crash.STUCK
@@ -165,6 +181,11 @@ class _Service:
             self._dispatch(Held(str(error)))
             return USAGE_ERROR
         self._state = replace(self._state, model=engine.served_name)
+        self._gpus = self._gpus or await self._look_at_gpus()
+        return 0 if self._signals.stop.is_set() else await self._run(engine, self._gpus)
+
+    async def _run(self, engine: arguments.EngineArguments, before: "_Gpus") -> int:
+        options = self._options
         run = EngineRun(
             engine,
             options.keys_file,
@@ -172,26 +193,34 @@ class _Service:
             options.stall_timeout,
             self._history,
             self._dispatch,
-            self._gpu_addresses,
+            before.addresses,
         )
         try:
             ending = await run.until_it_ends(options.engine_arguments, self._reaper, self._signals)
         except OSError as error:
-            self._dispatch(Held(f"vllm cannot be started: {error}; it must be installed and on PATH"))
-            return USAGE_ERROR
+            return self._not_started(error)
         await run.ended()
         if ending.asked:
             self._dispatch(Ended(ending.words, ending.status))
             await self._released()
             return 0
         diagnosis = run.diagnose(ending)
-        how = crash.reason(ending.words, diagnosis, served=run.served)
+        how = crash.reason(ending.words, diagnosis, listened=run.listened)
         self._tell(run, diagnosis, lambda shown: Ended(how, ending.status, shown))
         if left := await self._released():
             diagnosis = run.diagnose(ending, left)
             self._tell(run, diagnosis, lambda shown: Held(_stuck(left), shown))
             return crash.STUCK
-        return crash.exit_code(diagnosis, ending.status)
+        return crash.exit_code(diagnosis, ending.status, served=run.served)
+
+    def _not_started(self, error: OSError) -> int:
+        """Hold where another start cannot help; a machine that is short of memory or processes may have them later."""
+        why = f"vllm cannot be started: {error.strerror or error}"
+        if error.errno in _NOT_INSTALLED:
+            self._dispatch(Held(f"{why}; it must be installed and on PATH"))
+            return USAGE_ERROR
+        self._dispatch(Ended(why, None))
+        return crash.NOT_STARTED
 
     def _configuration(self) -> arguments.EngineArguments:
         """Read and check what the engine is started with; raises ConfigurationError."""
@@ -211,14 +240,27 @@ class _Service:
             report = crash.write_report(self._options.state_dir, diagnosis, run.output.tail, at)
         except OSError as error:
             _log.error("cannot write the report of the crash: %s", error)
-        self._dispatch(event(crash.shown(diagnosis, at, report, served=run.served)))
+        self._dispatch(event(crash.shown(diagnosis, at, report, listened=run.listened)))
         if report:
             _log.info("the engine's last output is kept in %s", report)
         _report.info("%s", diagnosis.text())
 
+    async def _look_at_gpus(self) -> "_Gpus":
+        """Return how the GPUs are before an engine has them; nothing after a stop, or of a driver that does not answer."""
+        look = asyncio.create_task(off_loop(_Gpus.now))
+        stop = asyncio.create_task(self._signals.stop.wait())
+        await first(look, stop, timeout=_GPUS_ANSWER_WITHIN)
+        stop.cancel()
+        if look.done():
+            return look.result()
+        look.cancel()
+        if not self._signals.stop.is_set():
+            _log.warning("the GPUs' driver has not answered in %.0f s: see nvidia-smi", _GPUS_ANSWER_WITHIN)
+        return _Gpus()
+
     async def _released(self) -> list[Evidence]:
         """Wait until nothing is left of the engine, not long where a stop was asked for; return what does not go."""
-        release = asyncio.create_task(held_back(self._gpu_baseline))
+        release = asyncio.create_task(held_back(self._gpus.used if self._gpus else ()))
         stop = asyncio.create_task(self._signals.stop.wait())
         await first(release, stop)
         if stop.done():
@@ -241,7 +283,8 @@ class _Service:
 
 def _stuck(left: list[Evidence]) -> str:
     told = "; ".join(evidence.text for evidence in left)
-    return f"an engine before has not gone, and none starts beside it: {told}; see the kernel's log, reset or reboot"
+    remedy = "see nvidia-smi and the kernel's log, reset or reboot"
+    return f"an engine before has not gone, and none starts beside it: {told}; {remedy}"
 
 
 def _now() -> datetime:

@@ -33,6 +33,8 @@ def test_the_model_is_found_wherever_it_stands(arguments):
         (["--port", "8100"], "http://127.0.0.1:8100"),
         (["--port=8100", "--host", "0.0.0.0"], "http://127.0.0.1:8100"),
         (["--host", "::"], "http://[::1]:8000"),
+        (["--host", "fe80::1%eth0"], "http://[fe80::1%eth0]:8000"),
+        (["--host", "gpu-host_1.example"], "http://gpu-host_1.example:8000"),
         (["--host", "192.0.2.7", "--ssl-keyfile", "k", "--ssl-certfile", "c"], "https://192.0.2.7:8000"),
         (["--port", "8100", "--port", "8101"], "http://127.0.0.1:8101"),
     ],
@@ -140,6 +142,15 @@ def test_the_config_file_cannot_bring_them_in_either(tmp_path):
     assert read(["--config", config(tmp_path, "model: m\ngrpc: false\n")], {}).model == "m"
 
 
+@pytest.mark.parametrize("arguments", [["--hf-token", "secret"], ["--hf-token=secret"], ["--hf-tok", "secret"]])
+def test_a_token_on_the_command_line_is_refused_without_telling_it(arguments, tmp_path):
+    with pytest.raises(ConfigurationError, match=r"--hf-tok.* is refused with a value: .*HF_TOKEN_PATH") as refusal:
+        read(["m", *arguments], {})
+    assert "secret" not in str(refusal.value)
+    assert read(["m", "--hf-token"], {}).model == "m"
+    assert read(["--config", config(tmp_path, "model: m\nhf-token: x\n")], {}).model == "m"
+
+
 def test_other_options_that_begin_alike_pass():
     assert read(["m", "--api-server-count", "2", "--grammar-backend", "x"], {}).model == "m"
 
@@ -159,8 +170,16 @@ def test_variables_that_go_round_the_keys_are_refused(variable):
         (["--config", "/no/such.yaml"], "--config /no/such.yaml does not exist"),
         (["--config", "/"], "--config / cannot be read"),
         (["--config"], "--config needs one file"),
-        (["m", "--port", "http"], "--port needs a number, not 'http'"),
-        (["m", "--port"], "--port needs a number, not None"),
+        (["m", "--port", "http"], "--port needs a number from 1 to 65535, not 'http'"),
+        (["m", "--port"], "--port needs a number from 1 to 65535, not None"),
+        (["m", "--port", "0"], "--port needs a number from 1 to 65535, not '0'"),
+        (["m", "--port", "-1"], "--port needs a number from 1 to 65535, not '-1'"),
+        (["m", "--port", "99999"], "--port needs a number from 1 to 65535, not '99999'"),
+        (["m", "--port", "9" * 5000], "--port needs a number from 1 to 65535, not '99"),
+        (["m", "--port", "8000", "8001"], "--port needs a number from 1 to 65535, not ['8000', '8001']"),
+        (["m", "--host", "[::1]"], "--host needs an IP address or a host's name, not '[::1]'"),
+        (["m", "--host", "http://x"], "--host needs an IP address or a host's name, not 'http://x'"),
+        (["m", "--host", "x/y"], "--host needs an IP address or a host's name, not 'x/y'"),
     ],
 )
 def test_what_cannot_work_is_told_in_one_line(arguments, message):

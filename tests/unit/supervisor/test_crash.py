@@ -26,14 +26,14 @@ def diagnosis():
 
 
 def test_the_text_is_what_the_container_prints_last(diagnosis):
-    written = shown(diagnosis, AT, Path("/r.txt"), served=False)
+    written = shown(diagnosis, AT, Path("/r.txt"), listened=False)
     assert written["text"] == diagnosis.text()
     assert "a private question" in written["text"]
     assert (written["at"], written["report"]) == ("2026-11-29T12:00:00Z", "/r.txt")
 
 
 def test_what_may_quote_a_request_is_in_none_of_it(diagnosis):
-    written = shown(diagnosis, AT, None, served=True)
+    written = shown(diagnosis, AT, None, listened=True)
     assert "private" not in str(written)
     assert written["root"]["text"] == "ValueError"
     assert "ValueError" in written["text"]
@@ -50,9 +50,9 @@ def test_the_newest_five_reports_are_kept_each_with_the_last_output(diagnosis, t
 
 def test_a_reason_is_one_line_and_quotes_no_request(diagnosis):
     how = "vllm serve ended with exit code 1"
-    assert reason(how, diagnosis, served=False) == f"{how}: ValueError: cannot answer 'a private question'"
-    assert reason(how, diagnosis, served=True) == f"{how}: {diagnosis.title}"
-    assert reason(how, replace(diagnosis, known=True), served=False) == f"{how}: {diagnosis.title}"
+    assert reason(how, diagnosis, listened=False) == f"{how}: ValueError: cannot answer 'a private question'"
+    assert reason(how, diagnosis, listened=True) == f"{how}: {diagnosis.title}"
+    assert reason(how, replace(diagnosis, known=True), listened=False) == f"{how}: {diagnosis.title}"
 
 
 @pytest.mark.parametrize(
@@ -72,4 +72,5 @@ def test_a_reason_is_one_line_and_quotes_no_request(diagnosis):
     ],
 )
 def test_the_exit_code_tells_the_kind(diagnosis, kind, status, code):
-    assert exit_code(replace(diagnosis, kind=kind), status) == code
+    assert exit_code(replace(diagnosis, kind=kind), status, served=False) == code
+    assert exit_code(replace(diagnosis, kind=kind), status, served=True) == (5 if code == 2 else code)

@@ -20,7 +20,7 @@ from aerie.supervisor.json_file import JsonFile
 from aerie.supervisor.liveness import Dead, Hung
 from aerie.supervisor.processes import Reaper
 from aerie.supervisor.run import EngineRun, StopSignals
-from aerie.supervisor.state import Answered, Refused
+from aerie.supervisor.state import Answered, Progressed, Refused
 from aerie.supervisor.tree import descendants
 
 STUB = Path(__file__).with_name("engine_stub.py")
@@ -137,9 +137,21 @@ def test_a_driver_that_does_not_answer_stalls_a_start(engine, monkeypatch):
     answers = threading.Event()
     monkeypatch.setattr(sampling, "sample", lambda _pid: answers.wait(PATIENCE))
     monkeypatch.setattr(run, "_SAMPLED_WITHIN", 0.05)
-    _, ending, _ = engine(stall=0.2)
+    _, ending, _ = engine(stall=0.2, listens=False)
     answers.set()
     assert ending.kind is Kind.HUNG
+
+
+def test_an_engine_that_answers_and_fails_the_check_is_no_stall(engine):
+    """Loading it again would not mend it; what hangs from there on is the judge's to say."""
+    _, ending, events = engine(meanwhile=stalled, stall=0.2)
+    assert ending.asked
+    assert any(isinstance(event, Progressed) and event.start["stalled"] for event in events)
+
+
+async def stalled():
+    await asyncio.sleep(2)
+    return True
 
 
 async def stop():
@@ -191,11 +203,11 @@ def test_a_vital_process_that_dies_ends_an_engine_whose_api_server_lives_on(engi
 ])  # fmt: skip
 def test_an_end_has_the_exit_code_of_its_sort(engine, stub, code):
     one, ending, _ = engine(hang=False, **stub)
-    assert exit_code(one.diagnose(ending), ending.status) == code
+    assert exit_code(one.diagnose(ending), ending.status, served=one.served) == code
 
 
 def test_a_start_that_stalls_and_an_engine_that_hangs_have_signatures_of_their_own(engine):
-    one, ending, _ = engine(stall=0.2)
+    one, ending, _ = engine(stall=0.2, listens=False)
     assert (ending.kind, one.diagnose(ending).signature) == (Kind.HUNG, "start-stalled")
     one, ending, _ = engine(Hung("the engine hangs: no step for 100 s; requests running: 1", ()))
     assert one.diagnose(ending).signature == "engine-hangs"

@@ -58,7 +58,7 @@ def nvml(monkeypatch):
 def test_without_the_library_there_is_no_gpu(monkeypatch):
     monkeypatch.setattr(gpus, "pynvml", None)
     assert gpus.used_bytes() == gpus.busy_percent() == gpus.pci_addresses() == ()
-    assert gpus.released(())
+    assert gpus.released((), ())
 
 
 def test_a_driver_that_comes_late_is_found(nvml):
@@ -90,6 +90,6 @@ def test_released_is_what_was_there_before_and_some_contexts(nvml):
     library = nvml(GIB, 2 * GIB)
     baseline = gpus.used_bytes()
     library.used = [GIB, 80 * GIB]
-    assert not gpus.released(baseline)
+    assert not gpus.released(baseline, gpus.used_bytes())
     library.used = [GIB + GIB // 4, 2 * GIB]
-    assert gpus.released(baseline)
+    assert gpus.released(baseline, gpus.used_bytes())

@@ -2,6 +2,7 @@
 
 import asyncio
 import subprocess
+import threading
 
 import pytest
 
@@ -35,6 +36,15 @@ def test_memory_that_does_not_come_back_is_told_by_gpu(used):
     (evidence,) = asyncio.run(held_back((GIB, GIB), released_within=0))
     assert evidence.text.startswith("GPU 1: 81920 MiB are in use 0 s after the last process of the engine ended")
     assert evidence.text.endswith(" 1024")
+    assert evidence.kind is Kind.HARDWARE
+
+
+def test_a_driver_that_does_not_answer_is_told(monkeypatch):
+    answers = threading.Event()
+    monkeypatch.setattr(gpus, "used_bytes", lambda: answers.wait(120))
+    (evidence,) = asyncio.run(held_back((GIB,), released_within=0))
+    answers.set()
+    assert evidence.text == "the GPUs' driver does not answer, 0 s after the last process of the engine ended"
     assert evidence.kind is Kind.HARDWARE
 
 

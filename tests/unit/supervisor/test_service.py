@@ -1,7 +1,9 @@
 """`aerie serve` from outside, as Docker and a user drive it."""
 
 import array
+import asyncio
 import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -10,15 +12,23 @@ import signal
 import socket
 import subprocess
 import termios
+import threading
+from functools import partial
 from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from aerie import __version__, cli
+from aerie.supervisor import gpus
+from aerie.supervisor import service as service_module
 from aerie.supervisor.arguments import ConfigurationError
+from aerie.supervisor.release import held_back
+from aerie.supervisor.run import EngineRun
 from aerie.supervisor.service import Options, _Service
 from aerie.supervisor.state import SCHEMA
+
+GIB = 2**30
 
 
 def below(pid):
@@ -342,6 +352,97 @@ def test_a_missing_vllm_is_held(serving):
     assert (code, stderr.startswith("aerie: held; vllm cannot be started: ")) == (2, True)
 
 
+@pytest.fixture
+def service(tmp_path, monkeypatch):
+    """Return the service in this process, for what no engine is needed."""
+    (tmp_path / "api-keys").write_text("key\n")
+    monkeypatch.setattr(EngineRun, "until_it_ends", None)
+
+    def make(*given):
+        options = Options(
+            engine_arguments=list(given) or ["org/model"],
+            once=False,
+            state_dir=tmp_path,
+            cache_dir=tmp_path,
+            status_host="127.0.0.1",
+            status_port=8001,
+            keys_file=tmp_path / "api-keys",
+            drain_timeout=90,
+            stall_timeout=900,
+        )
+        service = _Service(options)
+        service._reaper = None
+        return service
+
+    return make
+
+
+def fails_to_start(number):
+    async def until_it_ends(*_):
+        raise OSError(number, os.strerror(number))
+
+    return until_it_ends
+
+
+@pytest.mark.parametrize(
+    ("number", "phase", "code"),
+    [(errno.ENOENT, "held", 2), (errno.ENOEXEC, "held", 2), (errno.EAGAIN, "failed", 5), (errno.ENOMEM, "failed", 5)],
+)
+def test_only_a_vllm_that_is_not_there_is_held(service, monkeypatch, number, phase, code):
+    monkeypatch.setattr(EngineRun, "until_it_ends", fails_to_start(number))
+    one = service()
+    assert asyncio.run(one._start_and_see()) == code
+    state = one.snapshot()
+    assert (state["phase"], state["failures"]) == (phase, int(phase == "failed"))
+    assert state["reason"].startswith(f"vllm cannot be started: {os.strerror(number)}")
+    assert ("must be installed" in state["reason"]) == (phase == "held")
+
+
+def test_what_another_program_took_holds_only_until_a_retry(service, monkeypatch):
+    used = [(GIB,)]
+    monkeypatch.setattr(gpus, "used_bytes", lambda: used[-1])
+    monkeypatch.setattr(service_module, "held_back", partial(held_back, released_within=0))
+    monkeypatch.setattr(EngineRun, "until_it_ends", fails_to_start(errno.EAGAIN))
+
+    async def live():
+        one = service()
+        await one._start_and_see()
+        used.append((3 * GIB,))
+        assert await one._start_and_see() == 4
+        held = one.snapshot()
+        waiting = asyncio.create_task(one._may_start())
+        await asyncio.sleep(0)
+        one._try_again()
+        assert await waiting
+        await one._start_and_see()
+        return held, one.snapshot()
+
+    held, retried = asyncio.run(live())
+    assert held["phase"] == "held"
+    assert "GPU 0: 3072 MiB are in use" in held["reason"]
+    assert "nvidia-smi" in held["reason"]
+    assert retried["phase"] == "failed", "an engine was tried, though the memory is still in use"
+
+
+def test_a_driver_that_never_answers_holds_up_neither_a_start_nor_a_stop(service, monkeypatch, caplog):
+    answers = threading.Event()
+    monkeypatch.setattr(gpus, "used_bytes", lambda: answers.wait(120))
+    monkeypatch.setattr(EngineRun, "until_it_ends", fails_to_start(errno.EAGAIN))
+
+    async def stop():
+        one = service()
+        starting = asyncio.create_task(one._start_and_see())
+        await asyncio.sleep(0.05)
+        one._stop("SIGTERM")
+        return await asyncio.wait_for(starting, 60)
+
+    assert asyncio.run(stop()) == 0
+    monkeypatch.setattr(service_module, "_GPUS_ANSWER_WITHIN", 0.05)
+    assert asyncio.run(service()._start_and_see()) == 5
+    answers.set()
+    assert "the GPUs' driver has not answered in 0 s" in caplog.text
+
+
 @pytest.mark.parametrize(
     ("given", "keys", "refusal"),
     [
@@ -352,21 +453,10 @@ def test_a_missing_vllm_is_held(serving):
         (["org/model", "--port", "8001"], "key\n", "port 8001 is given to both"),
     ],
 )
-def test_everything_is_checked_before_an_engine_starts(tmp_path, given, keys, refusal):
+def test_everything_is_checked_before_an_engine_starts(service, tmp_path, given, keys, refusal):
     (tmp_path / "api-keys").write_text(keys)
-    options = Options(
-        engine_arguments=given,
-        once=False,
-        state_dir=tmp_path,
-        cache_dir=tmp_path,
-        status_host="127.0.0.1",
-        status_port=8001,
-        keys_file=tmp_path / "api-keys",
-        drain_timeout=90,
-        stall_timeout=900,
-    )
     with pytest.raises(ConfigurationError, match=refusal):
-        _Service(options)._configuration()
+        service(*given)._configuration()
 
 
 def test_a_taken_status_port_ends_it_with_the_remedy(serving):
