@@ -246,7 +246,7 @@ class _Service:
         _report.info("%s", diagnosis.text())
 
     async def _look_at_gpus(self) -> "_Gpus":
-        """Return how the GPUs are before an engine has them; nothing after a stop, or of a driver that does not answer."""
+        """Return how the GPUs are before an engine has them: nothing where a stop or a stuck driver comes first."""
         look = asyncio.create_task(off_loop(_Gpus.now))
         stop = asyncio.create_task(self._signals.stop.wait())
         await first(look, stop, timeout=_GPUS_ANSWER_WITHIN)
