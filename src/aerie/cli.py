@@ -15,6 +15,7 @@ _API_URL = "http://127.0.0.1:8000"
 _KEYS_FILE = Path("/etc/aerie/secrets/api-keys")
 _STATE_DIR = Path("/var/lib/aerie")
 _INTERRUPTED = 130
+_LAST_PORT = 2**16 - 1
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -64,7 +65,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     serve.add_argument("--status-host", default="0.0.0.0", metavar="HOST", help=_default("to serve the status on"))  # noqa: S104 - in a container; compose publishes it on loopback
     serve.add_argument(
-        "--status-port", type=int, default=STATUS_PORT, metavar="PORT", help=_default("to serve the status on")
+        "--status-port", type=_port, default=STATUS_PORT, metavar="PORT", help=_default("to serve the status on")
     )
     serve.add_argument(
         "--api-keys-file", type=Path, default=_KEYS_FILE, metavar="FILE", help=_default("one key a line")
@@ -88,8 +89,8 @@ def _parser() -> argparse.ArgumentParser:
     retry = commands.add_parser(
         "retry",
         help="ask the service in this container to start the engine now, after a hold or a pause",
-        description="Asks `aerie serve` in this container for its next start, now that what held it is mended: the "
-        "configuration and the keys are read anew.",
+        description="Asks `aerie serve` in this container for its next start, now that what held it is mended. Keys and "
+        "models are looked at anew; a changed configuration or environment needs a new container.",
         epilog="Exit codes: 0 asked, 1 where nothing waits for a start.",
     )
     retry.add_argument(
@@ -212,10 +213,22 @@ def _whole_seconds(text: str) -> int:
     return int(text)
 
 
+def _port(text: str) -> int:
+    if not text.isdecimal() or not 0 < int(text[:6]) <= _LAST_PORT:
+        raise argparse.ArgumentTypeError(f"{text!r} is no port from 1 to {_LAST_PORT}")
+    return int(text)
+
+
 def _base_url(text: str) -> str:
-    parts = urlsplit(text)
-    if parts.scheme not in {"http", "https"} or not parts.hostname:
-        raise argparse.ArgumentTypeError(f"{text!r} is no URL such as {_STATUS_URL}")
+    refusal = argparse.ArgumentTypeError(f"{text!r} is no URL such as {_STATUS_URL}")
+    try:
+        parts = urlsplit(text)
+        complete = parts.scheme in {"http", "https"} and parts.hostname and parts.port != 0
+        (parts.hostname or "").encode("idna")
+    except ValueError:  # a port that is no number, a host's name that cannot be one
+        raise refusal from None
+    if not complete:
+        raise refusal
     return text.rstrip("/")
 
 

@@ -26,6 +26,9 @@ def ask(url: str, keys_file: Path, prompt: str, max_tokens: int, *, as_json: boo
     except (UnreachableError, _RefusedError) as error:
         print(f"no completion from {url}: {error}", file=sys.stderr)
         return 1
+    except (LookupError, TypeError, ValueError) as error:
+        print(f"no completion from {url}: what answers there is not OpenAI's API ({error!r})", file=sys.stderr)
+        return 1
     print(json.dumps(answer) if as_json else _describe(answer))
     return 0
 

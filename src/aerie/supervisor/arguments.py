@@ -5,6 +5,7 @@ vLLM's own parser would know better, but importing it takes longer than many a s
 
 import ipaddress
 import json
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +20,8 @@ _DEFAULT_PORT = 8000  # vLLM's
 _LAST_PORT = 2**16 - 1
 _EVERYWHERE = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - what vLLM listens on, not we
 
-_HOST_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
+_HOST_NAME = re.compile(r"([A-Za-z0-9_-]{1,63}\.)*[A-Za-z0-9_-]{1,63}\.?")
+_SHORTEST = len("--xx")  # beginning of an option that no other one shares
 
 _REFUSED_FLAGS = {
     "--api-key": "keys belong into the key file, one a line: an argument shows in ps and docker inspect",
@@ -91,16 +93,23 @@ def read(arguments: Sequence[str], environment: Mapping[str, str]) -> EngineArgu
 
 
 def check_paths(arguments: EngineArguments) -> None:
-    """Raise ConfigurationError where a model that is named by a path is not there."""
+    """Raise ConfigurationError where a model that is named by a path is not there or cannot be read."""
     for role, name in (("model", arguments.model), ("drafter", arguments.drafter)):
         if not name or not name.startswith(("/", "./", "../")):
             continue  # a repository's name, which only vLLM can resolve
         path = Path(name)
-        if not path.exists():
+        try:
+            missing = not path.exists()
+            empty = path.is_dir() and not any(path.iterdir())
+        except OSError as error:
+            raise ConfigurationError(
+                f"{role} {name} cannot be read: {error.strerror}; it must be readable by this user (uid {os.getuid()})"
+            ) from None
+        if missing:
             raise ConfigurationError(
                 f"{role} {name} does not exist: check the path and the mount of the models' directory"
             )
-        if path.is_dir() and not any(path.iterdir()):
+        if empty:
             raise ConfigurationError(
                 f"{role} {name} is an empty directory: put the checkpoint there or correct the mount"
             )
@@ -161,12 +170,12 @@ def _is_number(argument: str) -> bool:
 
 
 def _spelled(flag: str, settings: Mapping[str, Any]) -> str | None:
-    """Return the setting that is `flag`: vLLM's parser takes any unambiguous beginning, so a long enough one is it."""
+    """Return the setting that is `flag`: vLLM's parser takes any beginning that is of one option alone."""
     return next((name for name in settings if _is_beginning(f"--{name}", flag)), None)
 
 
 def _is_beginning(given: str, option: str) -> bool:
-    return given == option or (len(given) >= len("--api-k") and option.startswith(given))
+    return given == option or (len(given) >= _SHORTEST and option.startswith(given))
 
 
 def _config_file(name: Any) -> dict[str, Any]:
@@ -178,7 +187,7 @@ def _config_file(name: Any) -> dict[str, Any]:
         raise ConfigurationError(f"--config {name} does not exist: mount the engine's configuration there") from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"--config {name} cannot be read: {error}") from None
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError) as error:  # a ValueError for a date that is none, such as 2025-02-30
         raise ConfigurationError(f"--config {name} is not YAML: {' '.join(str(error).split())}") from None
     if not isinstance(content, dict):
         raise ConfigurationError(f"--config {name} must hold `option: value` lines")
@@ -227,7 +236,9 @@ def _drafter(speculation: Any) -> str | None:
 
 def _step_tokens(given: Any) -> int | None:
     text = _text(given)
-    return int(text) if text.isdecimal() else None  # vLLM reads 8k and 8K, too; the model's length is taken instead
+    return (
+        int(text) if text.isdecimal() and len(text) <= len(str(2**63)) else None
+    )  # vLLM reads 8k and 8K, too; the model's length is taken instead
 
 
 def _text(value: Any) -> str:

@@ -229,8 +229,10 @@ class Judge:
         doing = self._doing[process.pid][0]
         of_api = process.pid == self._api_server or process.name.startswith(_API_SERVER_TITLE)
         if self._last and self._last.metrics is None:
-            # Nobody gets an answer, whatever the engine does. A server too busy to give one proves nothing.
-            return of_api and doing in {Doing.WORKING, Doing.SPINNING}
+            # Nobody gets an answer, whatever the engine does. A server too busy to give one proves nothing, but in a
+            # start, where nobody keeps it busy yet.
+            busy = {Doing.WORKING} if self._until_served is not None else {Doing.WORKING, Doing.SPINNING}
+            return of_api and doing in busy
         # Those who ask keep an API server busy, we among them.
         return not of_api and doing is Doing.WORKING and process in self._processes_of(engine)
 

@@ -9,6 +9,7 @@ from aerie.diagnosis import Collector
 from aerie.startup.lines import Line, LineReader
 from aerie.startup.start import StartReader
 
+_OPEN = "Application startup complete"  # uvicorn's: requests may come
 _TAIL = 64 * 1024  # bytes kept for the report of a crash
 # Seconds.
 _QUIET = 0.3  # without a byte, then a dying engine has said what it will: a traceback is written in one go
@@ -22,7 +23,10 @@ class Output:
         self.start = start
         self.collector = Collector()
         self.dying = asyncio.Event()
+        self.open = False
+        """Whether the API takes requests."""
         self.last_line = ""
+        """The last one of the start: later ones may quote a request."""
         self.tail = b""
         self._lines = LineReader()
         self._heard = time.monotonic()
@@ -52,7 +56,8 @@ class Output:
         now = time.time()
         for line in lines:
             self.start.say(line, now)
-            self.last_line = line.text
+            self.last_line = self.last_line if self.open else line.text
+            self.open = self.open or _OPEN in line.text
         self.collector.feed(lines)
         if self.collector.dying:
             self.dying.set()

@@ -107,7 +107,7 @@ class _Watch:
         self._step_tokens = step_tokens
         self._dispatch = dispatch
         self._judge = judge
-        self._serving = False
+        self._listening = self._serving = False
         self._request: asyncio.Task[_Checked | _Answered] | None = None
         self._asked = ""
         self._look = Look(_look_at, api_server)
@@ -143,6 +143,7 @@ class _Watch:
         try:
             failure = await self._api.health_failure()
         except TimeoutError:
+            self._listens()
             self._late, self._down_since = True, None  # whatever was before, a late answer is no proof
             silence = time.monotonic() - self._answered_at
             if self._serving and silence > _SILENT:
@@ -150,6 +151,7 @@ class _Watch:
             return None
         self._answered_at = time.monotonic()
         if failure is None:
+            self._listens()
             self._down_since = None
         elif self._api.was_well:  # until then a closed port is how every start looks
             self._down_since = self._down_since or self._answered_at
@@ -158,6 +160,12 @@ class _Watch:
             if self._answered_at - self._down_since >= _LET_GO:
                 return Dead(failure)
         return None
+
+    def _listens(self) -> None:
+        """Say so at once: from here on requests may come, and with them words that are not for everybody."""
+        if not self._listening:
+            self._listening = True
+            self._dispatch(Answered())
 
     def let_go(self) -> None:
         """Wait no longer for a completion that is under way."""
@@ -174,7 +182,6 @@ class _Watch:
         if self._request or self._late:
             return
         if not self._serving and time.monotonic() >= self._next_check:
-            self._dispatch(Answered())
             self._asked = self._judge.engines[0]
             self._request = asyncio.create_task(self._api.check(self._rank()))
         elif (engine := self._judge.to_ask) is not None:
@@ -259,7 +266,7 @@ class _Api:
             raise
         except aiohttp.ClientConnectorError as error:
             return f"/health cannot be reached: {error.os_error.strerror or error}"
-        except aiohttp.ClientError as error:
+        except (aiohttp.ClientError, ValueError) as error:  # a ValueError for a host's name that cannot be one
             return f"/health cannot be reached: {error}"
 
     async def metrics(self) -> EngineMetrics:

@@ -52,7 +52,7 @@ def _kept(baseline: tuple[int, ...], used: tuple[int, ...] | None, waited: float
     if used is None:
         words = f"the GPUs' driver does not answer, {after}"
         return [Evidence("supervisor", time.time(), words, kind=Kind.HARDWARE, meaning="the driver is stuck")]
-    words = f"MiB are in use {after}, before the first start it was"
+    words = f"MiB are in use {after}, before its start it was"
     meaning = "the driver has not released them, or another program took them: nvidia-smi names it"
     return [
         Evidence(
@@ -63,5 +63,5 @@ def _kept(baseline: tuple[int, ...], used: tuple[int, ...] | None, waited: float
             meaning=meaning,
         )
         for number, (before, now) in enumerate(zip(baseline, used, strict=False))
-        if now > before
+        if not gpus.released((before,), (now,))
     ]

@@ -37,13 +37,11 @@ def _ask(state_dir: Path) -> str:
     if not _is_service(pid):
         raise _RefusedError(f"no `aerie serve` runs here: {path} names pid {pid}, which is none; start the container")
     try:
-        os.kill(
-            pid, RETRY
-        )  # whatever the file says, which is older than the service: where nothing waits, it is nothing
+        os.kill(pid, RETRY)  # the file may be old, as on a full disk; where nothing waits for a start it does nothing
     except PermissionError:
         raise _RefusedError(f"may not signal `aerie serve` (pid {pid}): run this as its user") from None
     if phase not in _WAITS:
-        raise _RefusedError(f"nothing to retry: the service is {phase}")
+        raise _RefusedError(f"nothing to retry: the service is {phase}, as {path} has it; asked all the same")
     return f"asked for the next start; the service was {phase}: {state['reason']}"
 
 

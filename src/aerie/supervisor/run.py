@@ -96,11 +96,16 @@ class EngineRun:
         self._history = history
         self._dispatch_to = dispatch
         self._devices = evidence.with_ports_above(gpus)
-        self.listened = self.served = False
+        self._answered = self.served = False
         self._began = time.time()
         self.output = Output(StartReader(self._began, History.from_json(history.read()), stall_timeout))
         self._cgroup = evidence.MemoryCgroup()
         self._oom_kills = self._cgroup.oom_kills()
+
+    @property
+    def listened(self) -> bool:
+        """Whether anybody could have sent it a request: then what it says may quote one."""
+        return self._answered or self.output.open
 
     async def until_it_ends(self, given: list[str], reaper: Reaper, signals: StopSignals) -> Ending:
         """Start `vllm serve` with what it was given, and return when its first process is gone or has to go.
@@ -181,7 +186,7 @@ class EngineRun:
     def _dispatch(self, event: Event) -> None:
         match event:
             case Answered():
-                self.listened = True
+                self._answered = True
                 self.output.start.answered(time.time())
             case Served() if not self.served:
                 self.served = True
@@ -209,7 +214,7 @@ class EngineRun:
                 self.output.start.observe(activity, time.time())
             self._progress()
             start = self.output.start.view(time.time())
-            if start.stalled and not self.listened:
+            if start.stalled and not self._answered:
                 silence = f"nothing moved for {start.silent_seconds:.0f} s"
                 where = start.waiting_for and f"waiting for {start.waiting_for}"
                 return Hung(f"the start has stalled: {silence} while {start.phase}", (where,) if where else ())

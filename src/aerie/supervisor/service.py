@@ -95,7 +95,7 @@ class _Service:
         self._history = JsonFile(options.cache_dir / _HISTORY_FILE, "no start will tell how long it is going to take")
         self._state = resume(self._state_file.read(), State(since=_now()))
         self._versions = {"aerie": aerie.__version__, "vllm": patches.vllm_version()}
-        self._gpus: _Gpus | None = None
+        self._gpus = _Gpus()
         self._changed = asyncio.Event()
         self._retry = asyncio.Event()
         self._signals = StopSignals(asyncio.Event(), asyncio.Event())
@@ -111,8 +111,9 @@ class _Service:
         host, port = self._options.status_host, self._options.status_port
         try:
             status = await serve_status(host, port, self.snapshot)
-        except OSError as error:
-            _log.error("cannot serve the status: %s; choose another --status-port", error.strerror)
+        except (OSError, UnicodeError) as error:  # a UnicodeError for a host's name that cannot be one
+            why = getattr(error, "strerror", None) or error
+            _log.error("cannot serve the status on %s:%s: %s; choose another --status-port or -host", host, port, why)
             return 1
         publisher = asyncio.create_task(self._publish())
         try:
@@ -167,7 +168,7 @@ class _Service:
         for event in events:
             event.cancel()
         if self._retry.is_set():
-            self._gpus = None  # what still holds their memory, a person has looked at
+            self._gpus = _Gpus()  # what still holds their memory, a person has looked at
         return not self._signals.stop.is_set()
 
     async def _start_and_see(self) -> int:
@@ -181,10 +182,11 @@ class _Service:
             self._dispatch(Held(str(error)))
             return USAGE_ERROR
         self._state = replace(self._state, model=engine.served_name)
-        self._gpus = self._gpus or await self._look_at_gpus()
-        return 0 if self._signals.stop.is_set() else await self._run(engine, self._gpus)
+        if not self._gpus.used:  # or could not be asked then
+            self._gpus = await self._look_at_gpus()
+        return 0 if self._signals.stop.is_set() else await self._run(engine)
 
-    async def _run(self, engine: arguments.EngineArguments, before: "_Gpus") -> int:
+    async def _run(self, engine: arguments.EngineArguments) -> int:
         options = self._options
         run = EngineRun(
             engine,
@@ -193,7 +195,7 @@ class _Service:
             options.stall_timeout,
             self._history,
             self._dispatch,
-            before.addresses,
+            self._gpus.addresses,
         )
         try:
             ending = await run.until_it_ends(options.engine_arguments, self._reaper, self._signals)
@@ -255,12 +257,13 @@ class _Service:
             return look.result()
         look.cancel()
         if not self._signals.stop.is_set():
-            _log.warning("the GPUs' driver has not answered in %.0f s: see nvidia-smi", _GPUS_ANSWER_WITHIN)
+            told = "the GPUs' driver has not answered in %.0f s, so nobody will see whether their memory comes back"
+            _log.warning(f"{told}: see nvidia-smi", _GPUS_ANSWER_WITHIN)
         return _Gpus()
 
     async def _released(self) -> list[Evidence]:
         """Wait until nothing is left of the engine, not long where a stop was asked for; return what does not go."""
-        release = asyncio.create_task(held_back(self._gpus.used if self._gpus else ()))
+        release = asyncio.create_task(held_back(self._gpus.used))
         stop = asyncio.create_task(self._signals.stop.wait())
         await first(release, stop)
         if stop.done():
@@ -283,7 +286,10 @@ class _Service:
 
 def _stuck(left: list[Evidence]) -> str:
     told = "; ".join(evidence.text for evidence in left)
-    remedy = "see nvidia-smi and the kernel's log, reset or reboot"
+    if any(evidence.pid for evidence in left):
+        remedy = "see the kernel's log, reset or reboot"
+    else:  # the kernel has let go of the processes
+        remedy = "end the program that nvidia-smi names, or reset the GPU; a retry takes for given what is in use then"
     return f"an engine before has not gone, and none starts beside it: {told}; {remedy}"
 
 

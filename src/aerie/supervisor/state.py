@@ -97,7 +97,7 @@ class Progressed:
 
 @dataclass(frozen=True)
 class Answered:
-    """`/health` said 200 and the readiness check has begun."""
+    """`/health` said 200, or takes its time: the engine listens, and the readiness check begins."""
 
 
 @dataclass(frozen=True)

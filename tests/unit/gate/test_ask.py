@@ -90,3 +90,10 @@ def test_nobody_there_and_no_key_are_told(tmp_path, keys_file, capsys):
     assert "127.0.0.1:9: " in capsys.readouterr().err
     assert ask(nowhere, str(tmp_path / "none")) == 1
     assert f"no key to ask with in {tmp_path}/none" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("answer", ["<html>", "{}", '{"data": []}', "[]", "7", '{"data": [{}]}'])
+def test_what_is_not_openais_api_is_told(engine, keys_file, capsys, answer):
+    engine["/v1/models"] = (200, answer)
+    assert ask(engine, keys_file) == 1
+    assert "what answers there is not OpenAI's API" in capsys.readouterr().err

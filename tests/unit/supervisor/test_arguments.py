@@ -1,6 +1,9 @@
 """`vllm serve`'s arguments as the supervisor reads them."""
 
+import errno
 import json
+import os
+from pathlib import Path
 
 import pytest
 
@@ -35,6 +38,7 @@ def test_the_model_is_found_wherever_it_stands(arguments):
         (["--host", "::"], "http://[::1]:8000"),
         (["--host", "fe80::1%eth0"], "http://[fe80::1%eth0]:8000"),
         (["--host", "gpu-host_1.example"], "http://gpu-host_1.example:8000"),
+        (["--host", "localhost."], "http://localhost.:8000"),
         (["--host", "192.0.2.7", "--ssl-keyfile", "k", "--ssl-certfile", "c"], "https://192.0.2.7:8000"),
         (["--port", "8100", "--port", "8101"], "http://127.0.0.1:8101"),
     ],
@@ -68,6 +72,7 @@ def test_the_config_file_is_read_and_the_command_line_wins(tmp_path):
     ("given", "tokens"),
     [
         ([], None),
+        (["--max-num-batched-tokens", "9" * 5000], None),
         (["--max-num-batched-tokens", "8192"], 8192),
         (["--max_num_batched_tokens=4096"], 4096),
         (["--max-num-batched-tokens", "8k"], None),  # vLLM knows what that is; nobody else needs to
@@ -87,7 +92,7 @@ def test_the_drafter_stands_in_the_speculative_config(flag):
 @pytest.mark.parametrize(
     "arguments",
     [["--api-key", "secret"], ["--api-key=secret"], ["--api_key", "secret"], ["--api-k", "secret"], ["--grpc"],
-     ["--grpc-port", "9"], ["--uds", "/s"], ["--headless"]],
+     ["--grpc-port", "9"], ["--uds", "/s"], ["--ud", "/s"], ["--headless"], ["--head"]],
 )  # fmt: skip
 def test_what_goes_round_the_keys_or_the_check_is_refused_without_telling_it(arguments):
     with pytest.raises(ConfigurationError, match="is refused: ") as refusal:
@@ -142,9 +147,9 @@ def test_the_config_file_cannot_bring_them_in_either(tmp_path):
     assert read(["--config", config(tmp_path, "model: m\ngrpc: false\n")], {}).model == "m"
 
 
-@pytest.mark.parametrize("arguments", [["--hf-token", "secret"], ["--hf-token=secret"], ["--hf-tok", "secret"]])
+@pytest.mark.parametrize("arguments", [["--hf-token", "secret"], ["--hf-token=secret"], ["--hf-t", "secret"]])
 def test_a_token_on_the_command_line_is_refused_without_telling_it(arguments, tmp_path):
-    with pytest.raises(ConfigurationError, match=r"--hf-tok.* is refused with a value: .*HF_TOKEN_PATH") as refusal:
+    with pytest.raises(ConfigurationError, match=r"--hf-t.* is refused with a value: .*HF_TOKEN_PATH") as refusal:
         read(["m", *arguments], {})
     assert "secret" not in str(refusal.value)
     assert read(["m", "--hf-token"], {}).model == "m"
@@ -179,6 +184,8 @@ def test_variables_that_go_round_the_keys_are_refused(variable):
         (["m", "--port", "8000", "8001"], "--port needs a number from 1 to 65535, not ['8000', '8001']"),
         (["m", "--host", "[::1]"], "--host needs an IP address or a host's name, not '[::1]'"),
         (["m", "--host", "http://x"], "--host needs an IP address or a host's name, not 'http://x'"),
+        (["m", "--host", "a..b"], "--host needs an IP address or a host's name, not 'a..b'"),
+        (["m", "--host", "x" * 64], "--host needs an IP address or a host's name, not 'xx"),
         (["m", "--host", "x/y"], "--host needs an IP address or a host's name, not 'x/y'"),
     ],
 )
@@ -190,7 +197,13 @@ def test_what_cannot_work_is_told_in_one_line(arguments, message):
 
 
 @pytest.mark.parametrize(
-    ("text", "message"), [("a: [", "is not YAML"), ("- a\n", "option: value"), ("", "option: value")]
+    ("text", "message"),
+    [
+        ("a: [", "is not YAML"),
+        ("served-model-name: 2025-02-30", "is not YAML"),
+        ("- a\n", "option: value"),
+        ("", "option: value"),
+    ],
 )
 def test_a_config_file_that_is_none_is_told(tmp_path, text, message):
     with pytest.raises(ConfigurationError, match=message) as error:
@@ -208,6 +221,22 @@ def test_paths_that_are_not_there_are_told_with_their_role(tmp_path):
     missing = json.dumps({"model": str(tmp_path / "eagle")})
     with pytest.raises(ConfigurationError, match=f"drafter {tmp_path}/eagle does not exist"):
         check_paths(read([str(target), "--speculative-config", missing], {}))
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.ESTALE, errno.EIO])
+def test_a_path_that_cannot_be_read_is_told_with_who_wants_to(tmp_path, monkeypatch, number):
+    def fails(_path):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(Path, "exists", fails)
+    message = f"model {tmp_path} cannot be read: {os.strerror(number)}; .*uid {os.getuid()}"
+    with pytest.raises(ConfigurationError, match=message):
+        check_paths(read([str(tmp_path)], {}))
+
+
+def test_a_path_that_is_too_long_is_told(tmp_path):
+    with pytest.raises(ConfigurationError, match="cannot be read: File name too long"):
+        check_paths(read([f"{tmp_path}/{'x' * 300}"], {}))
 
 
 def test_a_repositorys_name_is_left_to_vllm():

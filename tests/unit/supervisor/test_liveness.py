@@ -350,6 +350,16 @@ def test_until_an_engine_has_served_it_has_the_time_of_a_start(rank):
     assert engine.pass_time(40)[0]
 
 
+def test_an_api_server_that_spins_and_answers_nobody_lives_only_where_callers_may_keep_it_busy(engine):
+    engine.does(api=SPINS)
+    engine.silent = True
+    assert engine.pass_time(2 * STALLS)[0] is None
+    engine.judge = Judge(API, STALLS)
+    verdict, seconds = engine.pass_time(2 * STALLS)
+    assert verdict
+    assert seconds >= STALLS
+
+
 @pytest.mark.parametrize("seconds", [0.08, 0.17, 1.0, 60.0])
 def test_a_hang_from_idle_on_is_found_in_time_at_any_pace(engine, seconds):
     """A step of a usual size has its limit, however slow an answer to 64 tokens is."""

@@ -147,6 +147,24 @@ def test_ready_after_a_completion_that_drafted(tmp_path):
     run(scenario())
 
 
+def test_that_requests_may_come_is_said_before_anything_else_is_looked_at(tmp_path, monkeypatch):
+    """What the engine writes from then on may quote one."""
+    looked = threading.Event()
+    monkeypatch.setattr(readiness, "_look_at", lambda _: looked.wait(PATIENCE))
+
+    async def scenario():
+        async with watched(tmp_path) as (_, events, _task):
+            await until(lambda: events)
+            looked.set()
+            assert events == [Answered()]
+        monkeypatch.setattr(readiness, "_LATE", 0.1)
+        async with watched(tmp_path, late=True) as (_, events, _task):
+            await until(lambda: events)
+            assert events == [Answered()]
+
+    run(scenario())
+
+
 def test_counters_are_read_again_and_again(tmp_path):
     async def scenario():
         async with watched(tmp_path) as (endpoints, events, _):

@@ -193,7 +193,9 @@ def test_a_hold_ends_by_a_retry_which_reads_the_configuration_anew(serving):
         assert service.retry() == (0, f"asked for the next start; the service was held: {reason}")
         service.until_phase("ready")
         service.until_kept("ready")
-        assert service.retry() == (1, "aerie: nothing to retry: the service is ready")
+        file = service.state_file
+        told = f"aerie: nothing to retry: the service is ready, as {file} has it; asked all the same"
+        assert service.retry() == (1, told)
 
 
 def test_a_pause_ends_by_a_retry(serving):
@@ -443,6 +445,44 @@ def test_a_driver_that_never_answers_holds_up_neither_a_start_nor_a_stop(service
     assert "the GPUs' driver has not answered in 0 s" in caplog.text
 
 
+def test_gpus_that_did_not_answer_are_asked_again_before_the_next_start(service, monkeypatch):
+    used = [()]
+    monkeypatch.setattr(gpus, "used_bytes", lambda: used[-1])
+    monkeypatch.setattr(EngineRun, "until_it_ends", fails_to_start(errno.EAGAIN))
+
+    async def twice():
+        one = service()
+        await one._start_and_see()
+        used.append((GIB,))
+        await one._start_and_see()
+        used.append((3 * GIB,))  # and from now on counts what it was then
+        await one._start_and_see()
+        return one._gpus.used
+
+    assert asyncio.run(twice()) == (GIB,)
+
+
+def test_a_retry_counts_whatever_an_old_state_file_says(serving):
+    serving.keys.rename(serving.directory / "elsewhere")
+    with serving.run() as service:
+        service.until_phase("held")
+        service.until_kept("held")
+        (serving.directory / "elsewhere").rename(serving.keys)
+        old = service.kept_state() | {"phase": "ready"}
+        service.state_file.write_text(json.dumps(old))
+        code, said = service.retry()
+        assert (code, said.startswith("aerie: nothing to retry: the service is ready, as ")) == (1, True)
+        service.until_phase("ready")
+
+
+@pytest.mark.parametrize("host", ["a..b", "x" * 64])
+def test_a_status_host_that_cannot_be_one_is_told_in_one_line(serving, host):
+    serving.start("--status-host", host)
+    code, _, stderr = serving.end()
+    assert (code, len(stderr.splitlines())) == (1, 1), stderr
+    assert f"cannot serve the status on {host}:" in stderr
+
+
 @pytest.mark.parametrize(
     ("given", "keys", "refusal"),
     [
@@ -487,6 +527,13 @@ def test_the_command_line_names_the_exit_codes_as_they_are(capsys):
     said = " ".join(capsys.readouterr().out.split())
     for code, kind in ((2, "wrong"), (3, "out of memory"), (4, "hardware"), (5, "engine crash"), (6, "hung")):
         assert f" {code} {kind}" in said
+
+
+@pytest.mark.parametrize("given", ["0", "-1", "65536", "99999", "9" * 5000, "http"])
+def test_a_status_port_is_a_port(capsys, given):
+    with pytest.raises(SystemExit):
+        cli.main(["serve", f"--status-port={given}"])
+    assert "is no port from 1 to 65535" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("given", ["soon", "1.5", "-1"])
