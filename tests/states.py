@@ -9,6 +9,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+import aerie
 from aerie.diagnosis import Diagnosis, Evidence, Kind, RootCause
 from aerie.diagnosis.diagnosis import End, conclude
 from aerie.diagnosis.signatures import signatures
@@ -18,7 +19,7 @@ from aerie.startup import Start, StartPhase
 from aerie.supervisor.crash import reason, shown
 from aerie.supervisor.state import BACK_OFF, Exit, Phase, State, to_json
 
-VERSIONS = {"aerie": "0.3.0", "vllm": "0.32.0"}
+VERSIONS = {"aerie": aerie.__version__, "vllm": "0.32.0"}
 TOOK = dict(zip(StartPhase, (9, 14, 8, 812, 21, 38, 96, 12, 24, 31, 3, 2), strict=True))
 """Seconds of each phase, as a start of eight ranks takes them."""
 

@@ -89,8 +89,8 @@ def _parser() -> argparse.ArgumentParser:
     retry = commands.add_parser(
         "retry",
         help="ask the service in this container to start the engine now, after a hold or a pause",
-        description="Asks `aerie serve` in this container for its next start, now that what held it is mended. Keys and "
-        "models are looked at anew; a changed configuration or environment needs a new container.",
+        description="Asks `aerie serve` in this container for its next start, now that what held it is mended. Keys "
+        "and models are looked at anew; a changed configuration or environment needs a new container.",
         epilog="Exit codes: 0 asked, 1 where nothing waits for a start.",
     )
     retry.add_argument(
@@ -172,7 +172,7 @@ def _parser() -> argparse.ArgumentParser:
         "says what broke first and what to do. Of several starts in it, the last one that failed is told. The log of "
         "Aerie's container tells what its supervisor knew; lines of the kernel in a log count, too.",
         epilog="Exit codes: 0 a known cause, 1 one that is not known, 2 wrong usage, no log, or nothing of vLLM's in "
-        "it, 3 no failure in it.",
+        "it, 3 no failure in it, or none as far as the log goes.",
     )
     diagnose.add_argument("log", metavar="FILE", help="the log, or - for standard input")
     diagnose.add_argument("--json", action="store_true", help="print it as JSON")

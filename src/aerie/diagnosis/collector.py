@@ -3,12 +3,13 @@
 import re
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from aerie.diagnosis.diagnosis import Diagnosis, End, conclude
-from aerie.diagnosis.evidence import BEFORE, Evidence, parse_kernel, seconds_between
+from aerie.diagnosis.evidence import BEFORE, Evidence, owned, parse_bare, parse_kernel, seconds_between
 from aerie.diagnosis.reported import SupervisorReader
 from aerie.diagnosis.root_cause import (
+    EXITED,
     Said,
     Telling,
     ends_the_engine,
@@ -16,9 +17,12 @@ from aerie.diagnosis.root_cause import (
     is_silent,
     line_ends_the_engine,
     most_telling,
+    of_line,
     root_cause,
     telling_of_line,
     telling_of_trace,
+    where_cut,
+    who_died,
     words,
 )
 from aerie.diagnosis.signatures import Kind, Severity, Signature, Where, signatures
@@ -31,6 +35,8 @@ _PROCESSES_KEPT = 64
 _NCCL_KEPT = 4
 _KERNELS_KEPT = 16
 _CARRIERS_KEPT = 64
+_LONGEST_SEEN = 1000  # characters of a signature's line
+_CUT_WITHIN = 10  # lines at the end of a log, in which the last one of a traceback stands that was cut
 _NEAR = 100  # lines between what belongs together: several processes say the same at the same time
 
 _Key = tuple[str, str, int | None, str, str]
@@ -41,6 +47,14 @@ LIFE = (_STARTED, "throughput: ", '" 200 OK')
 _LIVES_ON = 1.0  # seconds for which the API server of an engine that dies still answers and logs
 # Somebody asked the engine to stop: what its processes say of one another from then on is no failure.
 _STOP = "[shutdown] API server: shutdown triggered"
+# All of its processes get a SIGTERM where a whole group is ended, and its core where the API server is killed.
+_CORE_ASKED = "[shutdown] Process manager: send sigterm to process EngineCore"  # by its own parent
+_CORE_STOPPED = "[shutdown] EngineCore: trigger received signal=SIG"
+# What compose writes once a container has ended. A plain log names no service to compare it with.
+_EXITED = re.compile(rf"(?:([\w.-]{{1,128}}) )?{EXITED}")
+_OUR_SERVICE, _NUMBERED = re.compile(r"vllm|aerie"), re.compile(r"-\d+$")
+_SIGNALLED = 128  # and the signal's number
+_STOPPED_CODES = {0, 130, 143}
 # How torch marks each line of an exception that ends a process of a distributed group.
 _RANK = re.compile(r"\[(rank\d+)\]: ")
 _NCCL_WARNING = " NCCL WARN "
@@ -61,6 +75,8 @@ class _Stream:
     clock: str
     began: int = 0
     """The number of the line with which what it reads began."""
+    last: int = 0
+    """The number of its last line."""
 
 
 @dataclass(slots=True)
@@ -71,9 +87,22 @@ class _Seen:
     last: int
     clock: str
     """vLLM's when it was last seen."""
+    text: str
 
     def near(self, begin: int, end: int) -> bool:
         return any(begin - _NEAR <= line <= end + _NEAR for line in (self.first, self.last))
+
+
+@dataclass(slots=True)
+class _Kernels:
+    """What a line of the kernel's in the log says."""
+
+    order: int
+    clock: str
+    """vLLM's by then."""
+    evidence: Evidence
+    outlived: bool = False
+    """The engine's API server was heard of later: what was killed was not it."""
 
 
 class Collector:
@@ -87,7 +116,7 @@ class Collector:
         self._said: OrderedDict[tuple[str, Telling], deque[Said]] = OrderedDict()
         self._seen: dict[str, _Seen] = {}
         self._vllms: set[str] = set()
-        self._kernels: deque[tuple[int, str, Evidence]] = deque(maxlen=_KERNELS_KEPT)
+        self._kernels: deque[_Kernels] = deque(maxlen=_KERNELS_KEPT)
         self._clock = ""
         self._supervisor = SupervisorReader(self._known)
         self._pids: OrderedDict[str, int] = OrderedDict()
@@ -95,6 +124,8 @@ class Collector:
         self._order = 0
         self._dying: set[str] = set()
         self._stopping = False
+        self._is_up = self._has_served = self._core_asked = False
+        self._core_stopped: Said | None = None
 
     @property
     def dying(self) -> bool:
@@ -116,18 +147,43 @@ class Collector:
         """Signatures of lines seen that end nothing: harmless ones, and what makes the engine serve worse."""
         return tuple(known for known in self._known if known.id in self._seen and known.severity is not Severity.FATAL)
 
+    @property
+    def stopped(self) -> str | None:
+        """When somebody stopped it, in words; None for an engine that has served, and for one that nobody stopped."""
+        if self._has_served or not (self._stopping or self._core_stopped):
+            return None
+        if self._is_up:
+            return "before it served anything"
+        killed = ", or its API server was killed: `dmesg` tells an out-of-memory kill"
+        return "before it was ready" + ("" if self._stopping else killed)
+
+    @property
+    def cut(self) -> str | None:
+        """Whose traceback the log ends in before it says what was raised, and where; None where it does not."""
+        unfinished = [
+            (stream.last, key, stream.reader.unfinished)
+            for key, stream in self._streams.items()
+            if stream.reader.unfinished is not None and self._is_own(key[0])
+        ]
+        last, key, frames = max(unfinished, default=(0, None, None), key=lambda one: one[0])
+        if key is None or self._order - last > _CUT_WITHIN:
+            return None
+        return where_cut(key[1], key[2], frames or ())
+
     def feed(self, lines: Iterable[Line]) -> None:
         """Read what the engine said next."""
         for line in lines:
             self._order += 1
-            if line.process == KERNEL:
-                self._kernels.extend((self._order, self._clock, evidence) for evidence in parse_kernel(line.text))
+            if self._is_of_others(line):
                 continue
             self._clock = line.clock or self._clock
+            if line.process.startswith("APIServer"):
+                self._outlive_kills(certain=False)
             if line.carrier not in self._vllms and (line.process or line.source or _VLLMS.match(line.text)):
                 self._vllms.add(line.carrier)
             if not (line.process or line.level) and self._supervisor.say(line.text):
-                self._stopping = self._stopping or (self._supervisor.stopping and not self.dying)
+                if self._supervisor.stopping:
+                    self._stop()
                 continue
             self._search(line)
             if line.pid is not None and line.process:
@@ -136,6 +192,20 @@ class Collector:
                 self._quiet(line)
             elif not self._stopping:
                 self._read(line)
+
+    def _is_of_others(self, line: Line) -> bool:
+        """Read what the kernel or compose says of the engine, and tell whether it was one of them."""
+        if line.process == KERNEL:
+            found = parse_kernel(line.text)
+        elif line.process or line.level:
+            return False
+        elif exited := _EXITED.match(line.text):
+            self._exit(line, exited[1], int(exited[2]))
+            return True
+        else:
+            found = parse_bare(line.text)
+        self._kernels.extend(_Kernels(self._order, self._clock, one) for one in found)
+        return bool(found) or line.process == KERNEL
 
     def diagnose(
         self, ended: str | None = None, evidence: Sequence[Evidence] = (), kind: Kind | None = None
@@ -146,29 +216,77 @@ class Collector:
         outside its output about this end (see `evidence.relevant`). `kind` is what whoever saw the end knows
         already: KILLED, or HUNG.
         """
-        said = most_telling(self._all_said())
         reported = self._supervisor if ended is None else None  # whoever saw the end knows it
-        if reported and (told := reported.told):
-            ended, kind, evidence = told.words, kind or told.kind, (*told.evidence, *evidence)
+        if reported:
+            told, evidence = reported.end, (*reported.evidence, *evidence)
+            ended, kind = (told.words, kind or told.kind) if told else (None, kind)
+        orphan = self._orphan if ended is None else None
+        said = most_telling([*self._all_said(), *([orphan] if orphan else ())])
         ending = self._ending_lines(said)
-        broke = self.dying or ending or (said is not None and said.telling >= Telling.RAISED)
+        kernels = self._of_the_kernel()
+        killed = self.is_vllms and not self._stopping and any(_is_kill(one) for one in kernels)
+        broke = self.dying or killed or orphan or ending or (said is not None and said.telling >= Telling.RAISED)
         if ended is None and not broke and not (reported and reported.report):
             return None
         about_nccl = said is None or is_silent(said) or _ABOUT_NCCL.search(words(said))
         remarks = tuple(self._nccl) if about_nccl else ()
-        root = root_cause(said, self._pids, remarks) if said else None
-        if reported and (diagnosis := reported.diagnosis(root, evidence)):
-            return diagnosis
-        end = End(ended, kind, (*self._of_the_kernel(), *evidence), silent=is_silent(said))
-        return conclude(root, end, self._known, ending)
+        root = root_cause(said, self._pids, (*remarks, *self._died_of(said))) if said else None
+        end = End(ended, kind, (*(one.evidence for one in kernels), *evidence), silent=is_silent(said))
+        found = conclude(root, end, self._known, ending)
+        if line := ending.get(found.signature or ""):
+            found = replace(found, root=root.with_lines([line]) if root else of_line(line))
+        return (reported and reported.diagnosis(root, found)) or found
 
-    def _of_the_kernel(self) -> list[Evidence]:
+    @property
+    def _orphan(self) -> Said | None:
+        """The core's word that it was ended, where it had served and the API server says nothing of any stop."""
+        return self._core_stopped if (self._is_up or self._has_served) and not self._stopping else None
+
+    def _died_of(self, said: Said) -> list[str]:
+        """Return the line that names the process, where its own last words name none."""
+        raised = said.trace is not None and not said.trace.native
+        if said.line.process or said.telling is not Telling.FATAL or raised or who_died(said):
+            return []
+        after = (one for one in self._all_said() if who_died(one) and 0 < one.order - said.order <= _NEAR)
+        first = min(after, key=lambda one: one.order, default=None)
+        return [first.line.text] if first else []
+
+    def _of_the_kernel(self) -> list[_Kernels]:
         """Return what stands near the end in the log, or came not long before it by vLLM's clock."""
         return [
-            evidence
-            for order, clock, evidence in self._kernels
-            if self._order - order <= _NEAR or seconds_between(clock, self._clock) <= BEFORE
+            replace(one, evidence=owned(one.evidence, self._pids.values()))
+            for one in self._kernels
+            if self._order - one.order <= _NEAR or seconds_between(one.clock, self._clock) <= BEFORE
         ]
+
+    def _outlive_kills(self, *, certain: bool) -> None:
+        for one in self._kernels:
+            one.outlived = one.outlived or certain or self._is_over(one.clock)
+
+    def _exit(self, line: Line, name: str | None, code: int) -> None:
+        """Read with what its container ended; another service's does not count."""
+        if not self._may_be_its_container(name, code):
+            return
+        carrier = name if name in self._vllms else min(self._vllms, default="")
+        if code in _STOPPED_CODES:
+            self._stop()
+        elif not self._stopping:
+            self._core_stopped = None  # this says more
+            line = line._replace(carrier=carrier)
+            self._stream(line).reader.cut()  # it belongs to no message
+            self._read(line)
+
+    def _may_be_its_container(self, name: str | None, code: int) -> bool:
+        """Tell by the service's name, where the log has it; in a plain log a compiler's end may read the same."""
+        if name in self._vllms:
+            return True
+        if name and self._vllms != {""}:
+            return False
+        return bool(name and _OUR_SERVICE.search(name)) or (code > _SIGNALLED and bool(_NUMBERED.search(name or "-1")))
+
+    def _stop(self) -> None:
+        """Take note that somebody asked it to stop; what it dies of is none of that."""
+        self._stopping = self._stopping or not self.dying
 
     def _is_own(self, carrier: str) -> bool:
         """Tell whether a carrier's lines are the engine's: all are, until one has said something of vLLM's."""
@@ -177,7 +295,10 @@ class Collector:
     def _search(self, line: Line) -> None:
         for known, needle in self._needles:
             if needle in line.text and self._counts(known, line) and known.match.search(line.text):
-                seen = self._seen.setdefault(known.id, _Seen(self._order, self._order, self._clock))
+                seen = self._seen.get(known.id)
+                if seen is None:
+                    text = line.text[:_LONGEST_SEEN]
+                    seen = self._seen[known.id] = _Seen(self._order, self._order, self._clock, text)
                 seen.last, seen.clock = self._order, self._clock
 
     def _counts(self, known: Signature, line: Line) -> bool:
@@ -197,13 +318,22 @@ class Collector:
         """Read a line that is no error: it ends what its process printed before, and may show that the engine lives."""
         if printed := self._streams.get((line.carrier, line.process, line.pid, "", "")):
             printed.reader.interrupt()
-        self._stopping = self._stopping or (not self.dying and line.text.startswith(_STOP))
+        if line.text.startswith(_CORE_STOPPED):
+            if not self._core_asked:
+                self._core_stopped = Said(self._order, line, Telling.VANISHED, clock=self._clock)
+        elif line.text.startswith(_CORE_ASKED):
+            self._core_asked, self._core_stopped = True, None
+        elif line.text.startswith(_STOP):
+            self._stop()
         self._look_for_life(line)
 
     def _look_for_life(self, line: Line) -> None:
         """Take what the engine has outlived for no end of it."""
         if any(sign in line.text for sign in LIFE) and self._is_own(line.carrier) and not self.dying:
             started = _STARTED in line.text
+            self._is_up, self._has_served = self._is_up or started, self._has_served or not started
+            self._core_stopped = None
+            self._outlive_kills(certain=started)
             for said in self._all_said():
                 said.outlived = (
                     said.outlived or started or said.telling is not Telling.FATAL or self._is_over(said.clock)
@@ -237,6 +367,7 @@ class Collector:
             if rank := _RANK.match(line.text):
                 line = line._replace(text=line.text[rank.end() :] or " ", process=line.process or rank[1])
         stream = self._stream(line)
+        stream.last = self._order
         reader = stream.reader
         if was_idle := reader.idle:
             stream.began = self._order
@@ -280,20 +411,28 @@ class Collector:
             kept.popleft()
         kept.append(said)
 
-    def _ending_lines(self, said: Said | None) -> frozenset[str]:
-        """Return the fatal signatures whose line goes with the root cause, or where nothing said why with the end."""
+    def _ending_lines(self, said: Said | None) -> dict[str, str]:
+        """Return the fatal signatures whose line goes with the root cause, or where nothing said why with the end.
+
+        Each has its line with it.
+        """
         places = [(said.began or said.order, said.order)] if said else []
         places += [(self._order, self._order)] if is_silent(said) else []
         traced = [text for raised in said.trace.raised for text in raised.lines] if said and said.trace else []
-        return frozenset(
-            known.id
+        return {
+            known.id: seen.text
             for known in self._known
             if known.id in self._fatal and (seen := self._seen.get(known.id))
             if any(seen.near(*place) for place in places) or any(map(known.match.search, traced))
-        )
+        }
 
     def _all_said(self) -> list[Said]:
         return [said for (carrier, _), kept in self._said.items() if self._is_own(carrier) for said in kept]
+
+
+def _is_kill(one: _Kernels) -> bool:
+    """Tell whether the kernel killed a process of the engine's, of which nothing was heard any more."""
+    return one.evidence.kind is Kind.MEMORY and not one.outlived
 
 
 def _apart(clock: str, other: str) -> float:

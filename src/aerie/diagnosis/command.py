@@ -7,22 +7,24 @@ import os
 import re
 import shlex
 import sys
-import textwrap
 from pathlib import Path
 from typing import Any
 
-from aerie.diagnosis.diagnosis import HANDBOOK, WIDTH, Diagnosis
+from aerie.diagnosis.diagnosis import HANDBOOK, Diagnosis, wrap
 from aerie.diagnosis.signatures import Severity
 from aerie.diagnosis.starts import Starts, read
 
 KNOWN, UNKNOWN, USAGE, NO_FAILURE = range(4)
 
 _STDIN = "-"
+_AGAIN = "aerie diagnose -"
 _STDIN_NAME = "standard input"
-_CUT = (
+_UNFINISHED = (
     "The start in {name} is not finished: the log ends in its middle, and names no failure so far. If the engine is "
     "gone, it was killed without a word: look for an out-of-memory kill in `dmesg`."
 )
+_CUT = "{name} ends inside a traceback{where}. What was raised there is missing: give the rest of the log."
+_STOPPED = "No failure in {name}: the start was stopped from outside (SIGTERM) {when}."
 _REVIVED = "The last start in this log has not failed, as far as it goes. The one before it did:"
 _KERNELS_SHOWN = 3
 _PEEKED = 4096  # bytes
@@ -39,18 +41,22 @@ class LogError(Exception):
 
 
 def diagnose(path: str, *, as_json: bool) -> int:
-    """Print the diagnosis of the log at `path`, "-" for standard input, and return the exit code."""
+    """Print the diagnosis of the log at `path`, "-" for standard input, and return the exit code.
+
+    NO_FAILURE also where the log does not reach that far: one that ends inside a traceback may be that of an error that
+    was caught, and says no cause. The text, and `no_failure` in JSON, tells these apart.
+    """
     name = _STDIN_NAME if path == _STDIN else path
     try:
         starts = _read(path, name)
     except (LogError, OSError) as error:
-        words = str(error) if isinstance(error, LogError) else f"{name} cannot be read: {_reason(error)}"
+        words = str(error) if isinstance(error, LogError) else f"{name} cannot be read: {_reason(error, path)}"
         words, *commands = words.split("\n")
         print(*_wrapped(f"aerie: {words}"), *commands, sep="\n", file=sys.stderr)
         return USAGE
     last = starts.now.diagnose()
     diagnosis = last or starts.failure
-    _print(json.dumps(_as_json(starts, last), indent=1) if as_json else "\n".join(_words(starts, last, name)))
+    _print(json.dumps(_as_json(starts, last, name), indent=1) if as_json else "\n".join(_words(starts, last, name)))
     if diagnosis is None:
         return NO_FAILURE
     return KNOWN if diagnosis.known else UNKNOWN
@@ -63,16 +69,18 @@ def _print(text: str) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _reason(error: OSError) -> str:
+def _reason(error: OSError, path: str) -> str:
     if error.errno == errno.ENOENT:
         return "there is no such file"
     if error.errno == errno.EISDIR:
-        return "it is a directory; name a file, or pipe several:\n  cat DIRECTORY/*.log | ... -"
+        return f"it is a directory; name a file, or pipe several:\n  cat {shlex.quote(path)}/*.log | {_AGAIN}"
     return error.strerror or str(error)
 
 
 def _read(path: str, name: str) -> Starts:
     if path == _STDIN:
+        if sys.stdin is None:
+            raise LogError(f"{name} is closed: pipe the log into it, or name a file")
         if sys.stdin.isatty():
             print("aerie: paste the log, then press Ctrl-D on a line of its own", file=sys.stderr)
         log = sys.stdin.buffer
@@ -106,7 +114,7 @@ def _read_text(log: io.BufferedReader, name: str) -> Starts:
 def _again(problem: str, tool: str, name: str) -> str:
     """Say how to give the log in text; the command stands on a line of its own, whole, to be copied."""
     file = "FILE" if name == _STDIN_NAME else shlex.quote(name)
-    return f"{problem}; again with:\n  {tool} {file} | ... -"
+    return f"{problem}; again with:\n  {tool} {file} | {_AGAIN}"
 
 
 def _not_vllms(name: str, starts: Starts) -> str:
@@ -119,10 +127,11 @@ def _not_vllms(name: str, starts: Starts) -> str:
     return " ".join((f"{name} is no log of vLLM: nothing in it is vLLM's.", *told, whole))
 
 
-def _as_json(starts: Starts, last: Diagnosis | None) -> dict[str, Any]:
+def _as_json(starts: Starts, last: Diagnosis | None, name: str) -> dict[str, Any]:
     shown, noticed = last or starts.failure, starts.now.noticed
     return {
         "diagnosis": shown and shown.to_json(),
+        "no_failure": None if last else _no_failure(starts, name),
         "of_the_last_start": last is not None,
         "other_failures": _others(starts, last),
         "noticed": [{"signature": known.id, "severity": known.severity, "title": known.title} for known in noticed],
@@ -133,15 +142,23 @@ def _others(starts: Starts, last: Diagnosis | None) -> int:
     return starts.failures if last else max(0, starts.failures - 1)
 
 
+def _no_failure(starts: Starts, name: str) -> str:
+    """Say how the last start ended, as far as the log goes, where nothing failed in it."""
+    if (where := starts.now.cut) is not None:
+        return _CUT.format(name=name, where=where)
+    if not starts.settled:
+        return _UNFINISHED.format(name=name)
+    when = starts.now.stopped if starts.begun else None
+    return _STOPPED.format(name=name, when=when) if when else f"No failure in {name}."
+
+
 def _words(starts: Starts, last: Diagnosis | None, name: str) -> list[str]:
     diagnosis = last or starts.failure
     lines = [_REVIVED] if diagnosis and not last else []
     if diagnosis:
         lines += [diagnosis.text() + "\n"]
-    elif starts.settled:
-        lines += _wrapped(f"No failure in {name}.")
     else:
-        lines += _wrapped(_CUT.format(name=name))
+        lines += _wrapped(_no_failure(starts, name))
     if others := _others(starts, last):
         titles = list(starts.titles)[: None if last else -1]
         which = ", the latest" if others > len(titles) else ""
@@ -156,4 +173,4 @@ def _words(starts: Starts, last: Diagnosis | None, name: str) -> list[str]:
 
 
 def _wrapped(text: str) -> list[str]:
-    return textwrap.wrap(text, WIDTH, subsequent_indent="  ", break_on_hyphens=False)
+    return wrap(text, "", "  ")

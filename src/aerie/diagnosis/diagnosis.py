@@ -25,6 +25,7 @@ ROOT_CAUSE, WHY, WHAT_TO_DO, SEEN_OUTSIDE, SEE = (
 
 _EVIDENCE_SHOWN = 6
 _ROOT_LINES = 12
+_LAST_LINES = 4  # of which the last ones, where a compiler and a library tell the reason
 _CHAIN_LINES = 3  # of each exception that followed from the root cause
 # Which field got which object: noise to everybody but pydantic.
 _PYDANTIC_DETAIL = re.compile(r" ?\[type=\w+, input_value=.*?, input_type=\w+\]$", re.MULTILINE)
@@ -40,6 +41,7 @@ _OWN_REASON = re.compile(
 _FULL = re.compile(r"(?:\w+\.)*OutOfMemoryError\b|[^\n]*\bCUDA[^\n]* out of memory")
 # Who holds a process up is no device.
 _HELD_UP = re.compile(r"the engine hangs: .* is stopped")
+_COMMAND = re.compile(r"`[^` \n]{1,40}(?: [^` \n]{1,40}){2,12}`")  # of three words or more
 _EXIT_CODE = re.compile(r"exit code:? -?\d")
 _KILLED = re.compile(r"exit code: -9\b|died with exit code -9\b|\bKilled\b|SIGKILL")
 
@@ -77,21 +79,22 @@ class Diagnosis:
         fields = ("signature", "known", "title", "cause", "remedy", "kind", "severity", "source")
         written: dict[str, Any] = {name: getattr(self, name) for name in fields}
         written |= {"kind": str(self.kind), "severity": str(self.severity)}
-        root = self.root and {name: value for name, value in asdict(self.root).items() if name != "frames"}
+        unwritten = {"frames", "beside"}
+        root = self.root and {name: value for name, value in asdict(self.root).items() if name not in unwritten}
         if root:
             root |= {"chain": list(root["chain"]), "excerpt": list(root["excerpt"])}
         return {**written, "root": root, "evidence": list(self.evidence)}
 
     def text(self) -> str:
         """Return what an operator reads last: plain text of at most `WIDTH` columns, without a newline at its end."""
-        blocks = [[RULE, *_wrap(f"DIAGNOSIS: {self.title} ({self.kind})", "", "  "), RULE]]
+        blocks = [[RULE, *wrap(f"DIAGNOSIS: {self.title} ({self.kind})", "", "  "), RULE]]
         if self.root:
             blocks += [_root(self.root)]
         blocks += [_block(WHY, self.cause), _block(WHAT_TO_DO, self.remedy)]
         if self.evidence:
             blocks += [[SEEN_OUTSIDE, *_listed(self.evidence)]]
         if self.signature:
-            blocks += [[SEE, *_wrap(f"{HANDBOOK}#{self.signature}", "  ", "  "), *_wrap(self.source, "  ", "  ")]]
+            blocks += [[SEE, *wrap(f"{HANDBOOK}#{self.signature}", "  ", "  "), *wrap(self.source, "  ", "  ")]]
         text = "\n\n".join("\n".join(block) for block in blocks) + f"\n{RULE}"
         # What a log holds besides text must not reach a terminal.
         return "".join(sign if sign.isprintable() or sign == "\n" else "\N{REPLACEMENT CHARACTER}" for sign in text)
@@ -235,26 +238,42 @@ def _root(root: RootCause) -> list[str]:
     where = " at ".join(filter(None, (who, root.place)))
     lines = [ROOT_CAUSE]
     if where:
-        lines += _wrap(f"in {where}", "  ", "    ")
+        lines += wrap(f"in {where}", "  ", "    ")
     if root.innermost and root.innermost != root.place:
-        lines += _wrap(f"raised in {root.innermost}", "  ", "    ")
+        lines += wrap(f"raised in {root.innermost}", "  ", "    ")
     said = _ALLOCATOR_DETAIL.sub("", _PYDANTIC_DETAIL.sub("", root.text))
-    quoted = [part for line in said.splitlines() for part in _wrap(line, "  > ", "  > ")]
-    lines += quoted if len(quoted) <= _ROOT_LINES else [*quoted[:_ROOT_LINES], "  > ..."]
+    lines += _quoted([wrap(line, "  > ", "  > ") for line in said.splitlines()])
     for chained in root.chain[1:]:
-        lines += _wrap(f"then: {chained}", "  ", "    ")[:_CHAIN_LINES]
+        label = "seen" if chained in root.beside else "then"
+        lines += wrap(f"{label}: {chained.strip()}", "  ", "    ")[:_CHAIN_LINES]
     return lines
 
 
-def _wrap(text: str, first: str, further: str) -> list[str]:
-    return textwrap.wrap(text, WIDTH, initial_indent=first, subsequent_indent=further, break_on_hyphens=False)
+def _quoted(lines: list[list[str]]) -> list[str]:
+    """Shorten a long message in its middle: the head says what failed, and the last lines mostly why."""
+    whole = [part for line in lines for part in line]
+    if len(whole) <= _ROOT_LINES:
+        return whole
+    last: list[str] = []
+    for line in reversed(lines[1:]):
+        if len(line) + len(last) > _LAST_LINES:
+            break
+        last = line + last
+    return [*whole[: _ROOT_LINES - len(last)], "  > ...", *last]
+
+
+def wrap(text: str, first: str, further: str) -> list[str]:
+    """Break a text into lines of at most `WIDTH` columns; a command between backquotes stays whole, to be copied."""
+    whole = _COMMAND.sub(lambda command: command[0].replace(" ", "\0"), text)
+    lines = textwrap.wrap(whole, WIDTH, initial_indent=first, subsequent_indent=further, break_on_hyphens=False)
+    return [line.replace("\0", " ") for line in lines]
 
 
 def _block(title: str, text: str) -> list[str]:
-    return [title, *_wrap(text, "  ", "  ")]
+    return [title, *wrap(text, "  ", "  ")]
 
 
 def _listed(texts: Sequence[str]) -> list[str]:
-    shown = [line for text in texts[:_EVIDENCE_SHOWN] for line in _wrap(text, "  - ", "    ")]
+    shown = [line for text in texts[:_EVIDENCE_SHOWN] for line in wrap(text, "  - ", "    ")]
     hidden = len(texts) - _EVIDENCE_SHOWN
     return [*shown, f"  - and {hidden} more"] if hidden > 0 else shown

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 
 from aerie.diagnosis.signatures import Kind
@@ -68,14 +68,17 @@ _PCI = r"(?:[0-9A-Fa-f]{4,8}:)?[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}(?:\.[0-7])?"
 _PREFIX = re.compile(
     r"(?P<at>\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?) (?:\S{1,253} kernel: )?"
     r"|[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d(?:\.\d{1,6})? \S{1,253} kernel: "
-    r"|\[ {0,9}\d{1,9}\.\d{6}\] "
+    r"|\[ {0,9}\d{1,9}\.\d{6}\] |\[[A-Z][a-z]{2} [A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \d{4}\] |kernel: "
 )
+# What a line of the kernel's begins with that names no host, as dmesg writes it, or with no time either.
+_BARE = re.compile(rf"{_PREFIX.pattern.replace('?P<at>', '')}|(?:Memory cgroup o|O)ut of memory: Killed |oom-kill:")
 _XID = re.compile(rf"NVRM: Xid \((?:PCI:)?({_PCI})\): (\d{{1,4}})\b(?:,.*?\bpid='?(\d+))?")
 _OOM_KILLED = re.compile(r"(?:Out of memory|Memory cgroup out of memory): Killed process (\d+) \(([^)]*)\)")
 _OOM_KILL = re.compile(r"oom-kill:.*constraint=(\w+).*\btask=([^,]*),pid=(\d+)")
 _SEGFAULT = re.compile(
     r"([^\[\]]{1,64})\[(\d+)\](?:: segfault at | general protection)|traps: ([^\[\]]{1,64})\[(\d+)\]"
 )
+_KILLED, _KILLED_ANOTHER = "the kernel killed it to free memory", "the kernel killed another program to free memory"
 # Names that the kernel gives an engine's processes, cut to 15 characters.
 _OURS = re.compile(r"VLLM|vllm|python|pt_|EngineCore|Worker|ray::|uvloop")
 
@@ -155,6 +158,21 @@ def parse_kernel(text: str) -> list[Evidence]:
     return [evidence for evidence in found if evidence]
 
 
+def parse_bare(text: str) -> list[Evidence]:
+    """Read a line that nothing but its words shows to be the kernel's: no host stands before it."""
+    return parse_kernel(text) if _BARE.match(text) else []
+
+
+def owned(evidence: Evidence, pids: Collection[int]) -> Evidence:
+    """Return a kill for memory as the engine's where its pid is one of the engine's, whatever name the kernel gives it.
+
+    Process 1 is no such one: the kernel never kills its own first, and every container has one.
+    """
+    if evidence.meaning != _KILLED_ANOTHER or evidence.pid == 1 or evidence.pid not in pids:
+        return evidence
+    return replace(evidence, kind=Kind.MEMORY, meaning=_KILLED)
+
+
 def _read(line: str) -> Evidence | None:
     at: float | None = None
     message = line.strip()
@@ -183,7 +201,7 @@ def _read(line: str) -> Evidence | None:
 
 def _out_of_memory(at: float | None, message: str, name: str, pid: int) -> Evidence:
     ours = bool(_OURS.search(name))
-    meaning = "the kernel killed it to free memory" if ours else "the kernel killed another program to free memory"
+    meaning = _KILLED if ours else _KILLED_ANOTHER
     return Evidence("kernel", at, message, None, pid, Kind.MEMORY if ours else None, meaning)
 
 

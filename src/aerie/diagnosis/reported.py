@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from aerie.diagnosis.diagnosis import HANDBOOK, ROOT_CAUSE, RULE, SEE, SEEN_OUTSIDE, WHAT_TO_DO, WHY, Diagnosis
-from aerie.diagnosis.evidence import Evidence
+from aerie.diagnosis.evidence import Evidence, parse_kernel
 from aerie.diagnosis.root_cause import RootCause
 from aerie.diagnosis.signatures import Kind, Severity, Signature
 
@@ -22,6 +22,8 @@ _KILLED = re.compile(r"\(pid \d+\) died\b|was killed by SIG(?:KILL|TERM|INT|HUP|
 _STUCK = "an engine before has not gone"
 _TITLE = re.compile(rf"DIAGNOSIS: (?P<title>.+) \((?P<kind>{'|'.join(Kind)})\)$")
 _SIGNATURE = re.compile(rf"{re.escape(HANDBOOK)}#([a-z0-9-]+)")
+_END = re.compile(r"It is known that (.+?)\.(?= [A-Z]|$)")
+_ITEM = re.compile(r"(kernel|cgroup|supervisor)(?: \d\d:\d\d:\d\d)?: (.+)")
 _PLACE = re.compile(
     r"in (?:(?P<process>[A-Za-z][\w.-]*)(?: \(pid (?P<pid>\d+)\))?)?"
     r"(?:(?: at )?(?P<file>\S+):(?P<line>\d+)(?: in (?P<function>\S+))?)?$"
@@ -97,16 +99,43 @@ class SupervisorReader:
             self._lines = []
         return True
 
-    def diagnosis(self, own: RootCause | None, evidence: Sequence[Evidence]) -> Diagnosis | None:
+    @property
+    def end(self) -> Told | None:
+        """What it said last of the end, in a line of its own or in its report."""
+        said = None if self.told or not self.report else _END.search(self.report.cause)
+        return Told(said[1], held=False) if said else self.told
+
+    @property
+    def evidence(self) -> tuple[Evidence, ...]:
+        """What it has seen itself, and what it printed of others."""
+        printed = self.report.evidence if self.report and not self.report.known else ()
+        items = (one for text in printed for one in self._seen(text))
+        return (*(self.end.evidence if self.end else ()), *items)
+
+    def diagnosis(self, own: RootCause | None, found: Diagnosis) -> Diagnosis | None:
         """Return what was printed last, with the log's `own` root cause where that is the same.
 
+        What was `found` by reading the log anew is better where its cause is known and that of the printed one is not.
         Where nothing was printed, return why no engine is started, unless something else tells.
         """
-        if self.told and self.told.held and not self.report and not own and not evidence:
+        if self.told and self.told.held and not self.report and not own and not found.evidence:
             return self.told.of_the_configuration()
+        if self.report and found.known and not self.report.known:
+            return replace(found, root=found.root or self.report.root, evidence=self.report.evidence)
         if self.report and self.report.root and own and _begin(own.text) == _begin(self.report.root.text):
             return replace(self.report, root=own)
         return self.report
+
+    def _seen(self, item: str) -> list[Evidence]:
+        """Read an item of the report's evidence; what it would explain was not printed."""
+        if not (said := _ITEM.match(item)) or not self.report:
+            return []
+        if said[1] == "kernel":
+            return parse_kernel(said[2])
+        if said[1] == "cgroup":
+            return [Evidence("cgroup", None, said[2], kind=Kind.MEMORY)]
+        kind = self.report.kind if self.report.kind in {Kind.HARDWARE, Kind.HUNG} else None
+        return [Evidence("supervisor", None, said[2], kind=kind)]
 
     def _enter(self, phase: str, reason: str) -> None:
         self.stopping = phase in {"stopping", "stopped"}

@@ -2,8 +2,8 @@
 
 import re
 from collections import deque
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from enum import IntEnum
 
 from aerie.diagnosis.tracebacks import Frame, Raised, Trace
@@ -31,11 +31,19 @@ class RootCause:
     """Lines of the log."""
     frames: tuple[str, ...] = ()
     """Every frame as `file in function`, the innermost first: what was being done when it happened."""
+    beside: tuple[str, ...] = ()
+    """Lines that others wrote and that go with it; the last ones of the chain."""
 
     @property
     def place(self) -> str:
         """Return `file:line in function`, or "" where none is known."""
         return _place(self.file, self.line, self.function) if self.file else ""
+
+    def with_lines(self, lines: Iterable[str]) -> "RootCause":
+        """Return it with lines beside it, unless it has them."""
+        new = tuple(line for line in lines if line not in self.text and line not in self.chain)
+        excerpt = (*(line for line in new if line not in self.excerpt), *self.excerpt)
+        return replace(self, chain=(*self.chain, *new), excerpt=excerpt, beside=(*self.beside, *new))
 
 
 class Telling(IntEnum):
@@ -94,9 +102,12 @@ _PEER = re.compile(
     r"Connection reset by peer|[Cc]onnection closed by (?:remote )?peer|ncclRemoteError|remote process exited"
     r"|Broken ?pipe|recvValue failed"
 )
+EXITED = r"exited with code (\d{1,3})(?: \(\w+\))?$"
+"""How compose says that a container has ended, behind its name."""
 _VANISHED = re.compile(
     r"(?:Worker proc|RayWorkerProc) .{1,100} died unexpectedly(?: \(exit code: (?P<code>-?\w+)\))?"
     r"|Process \S+ \(PID: \d+\) died with exit code (?P<status>-\d+)"
+    rf"|(?:[\w.-]{{1,128}} )?{EXITED}|\[shutdown\] EngineCore: trigger received signal=SIG"
 )
 # How a shell says that a program was ended.
 _SIGNALLED = r"(?:Segmentation fault|Bus error|Killed|Aborted|Illegal instruction)"
@@ -237,11 +248,16 @@ def words(said: Said) -> str:
     return "\n".join(raised.text for raised in said.trace.raised) if said.trace else said.line.text
 
 
+def who_died(said: Said) -> bool:
+    """Tell whether it is a line about a process that is gone."""
+    return said.trace is None and _VANISHED.match(said.line.text) is not None
+
+
 def is_silent(said: Said | None) -> bool:
     """Tell whether nothing said why: then what stands outside the log may explain it."""
     if said is None or said.telling < Telling.RAISED:
         return True
-    return said.trace is None and bool(_VANISHED.match(said.line.text))
+    return who_died(said)
 
 
 def most_telling(candidates: Iterable[Said]) -> Said | None:
@@ -262,7 +278,7 @@ def root_cause(said: Said, pids: Mapping[str, int], remarks: Iterable[str]) -> R
     before = tuple(remarks)
     if said.trace is None:
         text = said.line.text[:_LONGEST_TEXT]
-        return RootCause(text, process, pid, None, None, None, None, (text, *before), (*before, text))
+        return of_line(text, process, pid).with_lines(before)
     raised = said.trace.raised
     if not process and (process := _process_of(raised)):
         pid = next((pids[name] for name in reversed(list(pids)) if name.startswith(process)), None)
@@ -275,10 +291,23 @@ def root_cause(said: Said, pids: Mapping[str, int], remarks: Iterable[str]) -> R
         line=telling and telling.line,
         function=telling and (telling.function or None),
         innermost=innermost and _place(_PACKAGE.sub("", innermost.file), innermost.line, innermost.function),
-        chain=(*(_first_line(one.text) for one in raised), *before),
-        excerpt=(*before, *_excerpt(said.trace)),
+        chain=tuple(_first_line(one.text) for one in raised),
+        excerpt=tuple(_excerpt(said.trace)),
         frames=tuple(_frame(frame) for one in raised for frame in reversed(one.frames)),
-    )
+    ).with_lines(before)
+
+
+def of_line(text: str, process: str = "", pid: int | None = None) -> RootCause:
+    """Write out a line that tells the cause alone."""
+    return RootCause(text, process, pid, None, None, None, None, (text,), (text,))
+
+
+def where_cut(process: str, pid: int | None, frames: Sequence[Frame]) -> str:
+    """Say whose traceback it is that a log ends in, and the last place that it has."""
+    process = process or _process_of([Raised("", tuple(frames))])
+    who = f" of {process}" + (f" (pid {pid})" if pid else "") if process else ""
+    last = frames[-1] if frames else None
+    return who + (f", at {_place(_PACKAGE.sub('', last.file), last.line, last.function)}" if last else "")
 
 
 def _telling_frame(raised: list[Raised]) -> tuple[Frame | None, Frame | None]:

@@ -36,6 +36,7 @@ _TELLING = (
     "aerie: ",
     "kernel: NVRM",
     "Killed process",
+    " exited with code ",
 )
 # The engine came to life, or somebody stopped it.
 _SETTLED = (*LIFE, "[shutdown]", "aerie: stopping")
@@ -56,7 +57,8 @@ class Starts:
         """Whether any line was vLLM's or its supervisor's."""
         self.settled = True
         """The last start came to life or was stopped; or none was seen to begin."""
-        self._begun = False
+        self.begun = False
+        """The last start was seen to begin."""
         self._failure: Diagnosis | None = None
 
     @property
@@ -68,13 +70,14 @@ class Starts:
         """Read what was said next."""
         for begins, said in groupby(lines, lambda line: line.text.startswith(_START)):
             if begins:
-                if self._begun or self.now.is_vllms:
+                if self.begun or self.now.is_vllms:
                     self._close()
-                self._begun, self.settled = True, False
+                self.begun, self.settled = True, False
             together = list(said)
             if not self.settled:
                 self.settled = any(sign in line.text for line in together for sign in _SETTLED)
             self.now.feed(together)
+            self.settled = self.settled or self.now.stopped is not None
             self.is_vllms = self.is_vllms or self.now.is_vllms
 
     def _close(self) -> None:

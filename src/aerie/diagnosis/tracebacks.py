@@ -12,6 +12,7 @@ _CHAIN_KEPT = 8
 _LONGEST_KEPT = 1000  # characters of one line
 _LONGEST_SAID = 8000  # characters of a line of an exception's message
 _MESSAGE_LINES = 12  # of one exception, kept
+_ERRORS_KEPT = 4  # of a compiler's, which stand below its command and many notes
 _LINES_READ = 60  # after which what follows an exception is no longer taken for its message
 
 
@@ -68,6 +69,7 @@ _BARE = re.compile(r"(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|OutOfResource
 _CHAINED = re.compile(r"The above exception was the direct cause of|During handling of the above exception")
 _GROUP_MARGIN = re.compile(r" {0,64}[|+] ?")
 _GROUP_RULE = re.compile(r" *\+[-+]{3,}[^A-Za-z]*$")
+_ERROR = re.compile(r"\berror: ")
 # The interpreter's own crash, and C++'s.
 _FATAL = re.compile(r"Fatal Python error: .+")
 _TERMINATE = re.compile(r"terminate called (?:after throwing an instance of '([^']{1,200})'|without|recursively)")
@@ -94,7 +96,13 @@ class TraceReader:
         self._chained = False
         self._in_group = False
         self._read = 0
+        self._errors = 0
         self._current_thread = False
+
+    @property
+    def unfinished(self) -> tuple[Frame, ...] | None:
+        """The frames so far of a traceback whose exception is still to come; None outside of one."""
+        return tuple(self._frames) if self._mode is _Mode.FRAMES else None
 
     @property
     def idle(self) -> bool:
@@ -197,7 +205,7 @@ class TraceReader:
         # The members of a group are printed behind it, and are its causes.
         if not (self._in_group and "Group" in text.split(":", 1)[0]):
             self._insert += 1
-        self._mode, self._read, self._chained = _Mode.MESSAGE, 0, False
+        self._mode, self._read, self._errors, self._chained = _Mode.MESSAGE, 0, 0, False
         return self._trace
 
     def _in_message(self, text: str) -> Trace | None:  # noqa: PLR0911 - one return for each kind of line
@@ -223,7 +231,9 @@ class TraceReader:
         if _BARE.match(text) and not self._raised.frames:
             self.cut()
             return self._idle(text)
-        if self._read <= _MESSAGE_LINES:
+        is_error = self._read > _MESSAGE_LINES and self._errors < _ERRORS_KEPT and _ERROR.search(text) is not None
+        self._errors += is_error
+        if is_error or self._read <= _MESSAGE_LINES:
             self._raised.text += "\n" + text[:_LONGEST_SAID]
             self._raised.lines.append(text[:_LONGEST_KEPT])
         return None

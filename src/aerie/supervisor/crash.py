@@ -59,7 +59,8 @@ def shown(diagnosis: Diagnosis, at: datetime, report: Path | None, *, listened: 
 
 
 def _without_words(root: RootCause) -> RootCause:
-    return replace(root, text=_type(root.text), chain=tuple(_type(raised) for raised in root.chain), excerpt=())
+    chain = tuple(filter(None, map(_type, root.chain)))
+    return replace(root, text=_type(root.text), chain=chain, excerpt=(), beside=())
 
 
 def _type(raised: str) -> str:

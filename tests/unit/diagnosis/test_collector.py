@@ -142,8 +142,142 @@ def test_the_kernels_lines_of_the_log_explain_a_silent_end():
     assert collected(UP, KILLED, GONE, known=None).diagnose().signature == "kernel-oom-kill-container"
 
 
-def test_the_kernels_lines_of_the_log_do_not_end_an_engine_by_themselves():
-    assert collected(UP, XID, KILLED).diagnose() is None
+def test_the_kernels_lines_of_the_log_do_not_end_an_engine_by_themselves_but_for_a_kill():
+    assert collected(UP, XID).diagnose() is None
+    assert collected(UP, KILLED).diagnose().kind is Kind.MEMORY
+
+
+STARTED = "INFO:     Application startup complete.\n"
+ASKED = "(APIServer pid=1) INFO 11-29 13:35:01 [launcher.py:254] [shutdown] API server: shutdown triggered\n"
+BARE = "Memory cgroup out of memory: Killed process 4242 (python3) total-vm:2623712kB\n"
+
+
+@pytest.mark.parametrize("name", ["python3", "vllm", "VLLM::Worker", "VLLM::EngineCor", "pt_main_thread"])
+@pytest.mark.parametrize(
+    "before", ["", "Nov 29 13:35:02 gpuhost kernel: ", "[ 1234.567890] ", "kernel: ", "[Sun Nov 29 13:35:02 2026] "]
+)
+def test_a_kill_for_memory_is_the_end_of_an_engine_that_said_nothing(before, name):
+    found = collected(UP, before + BARE.replace("python3", name), known=None).diagnose()
+    assert (found.signature, found.known) == ("kernel-oom-kill-container", True)
+    host = BARE.replace("Memory cgroup out", "Out")
+    assert collected(UP, before + host, known=None).diagnose().signature == "kernel-oom-kill-host"
+
+
+def test_a_kill_of_another_program_is_not_blamed():
+    assert collected(UP, KILLED.replace("VLLM::Worker", "mysqld")).diagnose() is None
+    assert collected(UP, BARE.replace("4242 (python3)", "1 (mysqld)")).diagnose() is None, (
+        "1 is a pid in every container"
+    )
+    assert collected("a line\n", KILLED).diagnose() is None, "no engine was there"
+
+
+def test_a_kill_is_the_engines_by_its_pid():
+    up, odd = UP.replace("pid=1", "pid=14316"), KILLED.replace("23793 (VLLM::Worker)", "14316 (renamed)")
+    found = collected(up, odd, known=None).diagnose()
+    assert found.signature == "kernel-oom-kill-container"
+    assert "killed it to free memory" in found.evidence[0]
+
+
+@pytest.mark.parametrize("later", [STARTED, UP.replace("13:35:00", "13:35:10")])
+def test_a_kill_that_the_engine_outlived_is_none_of_its_ends(later):
+    assert collected(UP, KILLED, later).diagnose() is None
+    assert collected(UP, KILLED, UP).diagnose() is not None, "in the same second the order is not certain"
+    assert collected(UP, KILLED, later, GONE).diagnose().kind is Kind.MEMORY, "a worker's death is noticed later"
+
+
+def test_a_kill_after_a_stop_was_asked_for_is_no_failure():
+    assert collected(UP, ASKED, KILLED).diagnose() is None
+
+
+def ended(code, name="vllm-1 "):
+    return f"{name}exited with code {code}\n"
+
+
+@pytest.mark.parametrize("name", ["", "vllm-1 ", "project-engine-1 ", "vllm "])
+@pytest.mark.parametrize(
+    ("code", "signature", "kind"),
+    [
+        (137, "worker-killed", Kind.KILLED),
+        (139, "worker-segfault", Kind.CRASH),
+        (134, "worker-aborted", Kind.CRASH),
+    ],
+)
+def test_the_code_with_which_the_container_ended_tells(name, code, signature, kind):
+    for log in (UP, UP + STARTED + THROUGHPUT, UP + STARTED + CORE_STOPPED):
+        found = collected(log, ended(code, name), known=None).diagnose()
+        assert (found.signature, found.kind) == (signature, kind)
+        assert found.root.text == ended(code, name).strip()
+
+
+def test_whose_container_ended_is_told_by_the_services_name():
+    log = carried("vllm-1", UP)
+    assert collected(log, ended(137), known=None).diagnose().signature == "worker-killed"
+    assert collected(log, ended(137, "webui-1 "), known=None).diagnose() is None
+    assert collected(UP, ended(1, "gcc "), known=None).diagnose() is None
+    assert collected(UP, ended(1, ""), known=None).diagnose() is None, "anything ends with 1"
+    assert collected(UP, ended(1, "SpawnProcess-1 "), known=None).diagnose() is None
+    assert collected(UP, ended(139, "gcc "), known=None).diagnose() is None
+    assert collected(UP, ended(1), known=None).diagnose().title == "The engine ended, and nothing says why"
+
+
+@pytest.mark.parametrize("code", [0, 130, 143])
+def test_a_container_that_was_stopped_has_no_failure(code):
+    assert collected(UP, ended(code)).diagnose() is None
+    assert collected(UP, ASKED, ended(137)).diagnose() is None, "it took too long to stop, and was told to"
+
+
+def test_what_was_raised_tells_more_than_the_containers_code():
+    assert (
+        collected(UP, OTHERS.replace("backup.py", "vllm"), ended(1)).diagnose().root.text.endswith("/srv/backup/list'")
+    )
+    assert collected(UP, RAISED, ended(1)).diagnose().root.text == "RuntimeError: never heard of"
+    assert collected(UP, KILLED, ended(137), known=None).diagnose().signature == "kernel-oom-kill-container"
+
+
+CORE_STOPPED = (
+    "(EngineCore pid=7) INFO 11-29 13:35:01 [core.py:1454] [shutdown] EngineCore: trigger received signal=SIGTERM\n"
+)
+CORE_ASKED = "(MainProcess pid=1) INFO 11-29 13:35:01 [utils.py:628] [shutdown] Process manager: send sigterm to process EngineCore\n"
+
+
+def test_an_api_server_that_is_gone_while_it_served_was_killed():
+    found = collected(UP, STARTED, CORE_STOPPED, known=None).diagnose()
+    assert (found.signature, found.kind, found.known) == ("api-server-vanished", Kind.KILLED, False)
+    killed = collected(
+        UP.replace("pid=1", "pid=14316"), STARTED, KILLED.replace("23793", "14316"), CORE_STOPPED, known=None
+    )
+    assert killed.diagnose().signature == "kernel-oom-kill-container"
+
+
+@pytest.mark.parametrize(
+    "log",
+    [
+        UP + CORE_STOPPED,  # not up yet: as well somebody who stopped it
+        UP + STARTED + ASKED + CORE_STOPPED,
+        UP + STARTED + CORE_STOPPED + ASKED,
+        UP + STARTED + CORE_ASKED + CORE_STOPPED,
+        UP + STARTED + CORE_STOPPED + CORE_ASKED,
+        UP + STARTED + "aerie: stopping\n" + CORE_STOPPED,
+    ],
+)
+def test_an_engine_that_was_told_to_stop_has_not_failed(log):
+    assert collected(log, known=None).diagnose() is None
+
+
+def test_a_line_that_decides_is_shown():
+    for log in (UP + LOST, UP + LOST + RAISED):
+        found = collected(log).diagnose()
+        assert found.signature == "gpus-lost"
+        assert LOST.strip() in found.text()
+    assert "seen: Failed to initialize NVML" in collected(UP + LOST + RAISED).diagnose().text()
+
+
+def test_the_line_about_a_process_goes_with_last_words_that_name_none():
+    died = GONE.replace("None", "-11")
+    found = collected(UP, "!!!!!!! Segfault encountered !!!!!!!\n", died, known=None).diagnose()
+    assert found.root.text == "!!!!!!! Segfault encountered !!!!!!!"
+    assert "seen: Worker proc VllmWorker-3 died unexpectedly (exit code: -11)" in found.text()
+    assert "seen:" not in collected(UP, RAISED, died, known=None).diagnose().text()
 
 
 def test_the_kernels_lines_long_before_the_end_do_not_belong_to_it():

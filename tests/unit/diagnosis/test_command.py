@@ -189,7 +189,7 @@ def test_whoever_carried_the_log(diagnose, carried):
     [
         (b"", "is empty"),
         (b"\x7fELF\0\0\0", "is no text"),
-        (b"\x1f\x8b\x08", "is compressed; again with: zcat 'the vllm.log' | ... -"),
+        (b"\x1f\x8b\x08", "is compressed; again with: zcat 'the vllm.log' | aerie diagnose -"),
         ("x\n".encode("utf-16"), "is UTF-16; again with: iconv "),
         (b'{"__REALTIME_TIMESTAMP":"1","MESSAGE":"x"}\n', "jq -r .MESSAGE "),
         (b'{"ts":1,"msg":"x"}\n', "each line in JSON; again with: jq -r .FIELD "),
@@ -202,7 +202,7 @@ def test_what_is_no_log_is_refused(diagnose, log, problem):
     assert code == USAGE
     assert problem in said.err.replace(":\n  ", ": ")
     assert max(map(len, said.err.splitlines())) <= 100
-    assert "aerie diagnose" not in said.err, "it may have been `./run diagnose`"
+    assert "..." not in said.err, "a command is whole, to be copied"
     assert not said.out
 
 
@@ -210,13 +210,66 @@ def test_a_missing_file_and_a_directory_are_refused(tmp_path, capsys):
     assert main(["diagnose", str(tmp_path / "none.log")]) == USAGE
     assert "there is no such file" in " ".join(capsys.readouterr().err.split())
     assert main(["diagnose", str(tmp_path)]) == USAGE
-    assert "it is a directory" in " ".join(capsys.readouterr().err.split())
+    said = capsys.readouterr().err
+    assert "it is a directory" in " ".join(said.split())
+    assert f"\n  cat {tmp_path}/*.log | aerie diagnose -\n" in said
 
 
 def test_standard_input_is_read(monkeypatch, capsys):
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO((BEGIN + crash(PORT)).encode())))
     assert main(["diagnose", "-"]) == KNOWN
     assert PORT in capsys.readouterr().out
+
+
+def test_a_closed_standard_input_is_refused_in_a_line(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "stdin", None)  # as Python has it after `<&-`
+    assert main(["diagnose", "-"]) == USAGE
+    assert capsys.readouterr().err == "aerie: standard input is closed: pipe the log into it, or name a file\n"
+
+
+CORE_STOPPED = (
+    "(EngineCore pid=7) INFO 11-29 13:09:00 [core.py:1454] [shutdown] EngineCore: trigger received signal=SIGTERM\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("log", "told"),
+    [
+        (BEGIN + STOP, "stopped from outside (SIGTERM) before it was ready."),
+        (BEGIN + "aerie: stopping\n", "stopped from outside (SIGTERM) before it was ready."),
+        (BEGIN + "vllm-1 exited with code 143\n", "stopped from outside (SIGTERM) before it was ready."),
+        (BEGIN + CORE_STOPPED, "stopped from outside (SIGTERM) before it was ready, or its API server was killed"),
+        (BEGIN + LIFE + STOP, "stopped from outside (SIGTERM) before it served anything."),
+    ],
+)
+def test_a_start_that_somebody_stopped_says_so(diagnose, log, told):
+    code, said = diagnose(log)
+    assert code == NO_FAILURE
+    assert told in " ".join(said.out.split())
+    assert told in json.loads(diagnose(log, "--json")[1].out)["no_failure"]
+
+
+@pytest.mark.parametrize("log", [BEGIN + LIFE, BEGIN + LIFE + QUIET + STOP, LIFE + QUIET + STOP + CORE_STOPPED, STOP])
+def test_an_engine_that_served_and_was_stopped_has_no_failure(diagnose, log):
+    code, said = diagnose(log)
+    assert code == NO_FAILURE
+    assert said.out == "No failure in the vllm.log.\n"
+
+
+def test_a_log_that_ends_inside_a_traceback_says_where(diagnose):
+    head = "(Worker_TP1 pid=9) ERROR 11-29 13:00:09 [multiproc_executor.py:953] "
+    lines = crash(PORT).splitlines()[:-1]
+    for log in (BEGIN, BEGIN + LIFE + QUIET):
+        code, said = diagnose(log + "".join(f"{head}{line}\n" for line in lines))
+        assert code == NO_FAILURE
+        told = " ".join(said.out.split())
+        assert "ends inside a traceback of Worker_TP1 (pid 9), at vllm/entrypoints/cli/main.py:120 in main." in told
+        assert "give the rest of the log" in told
+        assert "killed" not in told
+        assert "No failure" not in told
+    unnamed = diagnose(BEGIN + lines[0] + "\n")[1].out
+    assert unnamed.startswith("the vllm.log ends inside a traceback. What was raised")
+    assert "No failure" in diagnose(BEGIN + LIFE + "\n".join(lines) + "\n" + QUIET * 20)[1].out, "it was not the end"
 
 
 def test_a_reader_that_leaves_early_is_no_crash(tmp_path):

@@ -190,3 +190,18 @@ def test_of_a_gpu_that_is_full_the_text_has_what_matters():
     assert "111.62 GiB memory in use" in found.text()
     assert "Of the allocated" not in found.text()
     assert "Of the allocated" in found.root.text
+
+
+def test_of_a_long_message_the_head_and_the_last_lines_are_shown():
+    lines = [f"line {number} of the build" for number in range(20)]
+    notes = "\n".join((*lines, "x.cu(7): error: no such type", "x.cu(9): note: here", "x.cu(9): error: expected ;"))
+    said = diagnosed(PORT.replace("OSError: [Errno 98] Address already in use", "RuntimeError: build failed\n" + notes))
+    text = said.text()
+    assert "  > RuntimeError: build failed\n  > line 0 of the build\n" in text
+    assert text.index("  > ...\n") < text.index("  > x.cu(7): error: no such type\n  > x.cu(9): error: expected ;\n")
+    assert "note: here" not in text
+
+
+def test_a_command_of_several_words_stands_in_one_line_to_be_copied():
+    echo = "vllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered an issue. See stack trace (above).\n"
+    assert "\n  `docker compose logs vllm | docker compose exec -T vllm aerie diagnose -`." in diagnosed(echo).text()

@@ -5,6 +5,7 @@
 import pytest
 
 from aerie.diagnosis import Collector, Evidence, Kind, parse_kernel, pci_address, relevant
+from aerie.diagnosis.evidence import parse_bare
 from aerie.startup.lines import parse
 
 AT = "2026-11-29T13:34:58,123456+00:00 host1 kernel: "
@@ -24,6 +25,15 @@ CUDA = "(EngineCore pid=7) ERROR 11-29 13:35:01 [core.py:1] torch.AcceleratorErr
 def only(text):
     (found,) = parse_kernel(text)
     return found
+
+
+@pytest.mark.parametrize("before", ["[Sun Nov 29 13:34:58 2026] ", "[ 1234.567890] ", "kernel: ", ""])
+def test_a_line_without_a_host_is_the_kernels_by_its_words(before):
+    (found,) = parse_bare(before + OOM.removeprefix(AT))
+    assert (found.pid, found.kind) == (4242, Kind.MEMORY)
+    assert found.text == OOM.removeprefix(AT)
+    assert not parse_bare("a process: " + OOM.removeprefix(AT))
+    assert not parse_bare(before + "nothing of the kernel's")
 
 
 def diagnosed(log, evidence, signatures=(), **known):

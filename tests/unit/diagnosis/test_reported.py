@@ -157,3 +157,33 @@ RuntimeError: never heard of
 def test_a_rule_that_belongs_to_no_report_swallows_no_traceback(before):
     told = collected(UP, before, "-" * 100 + "\n", PRINTED).diagnose()
     assert told.root.place == "vllm/entrypoints/cli/main.py:120 in main"
+
+
+HANGS = "the engine hangs: no step for 101 s, requests running: 1, waiting: 0; VLLM::Worker_TP1 (pid 7586) is stopped (state T)"
+
+
+@pytest.mark.parametrize("said", ["", f"aerie: failed; {HANGS}; next start 13:35:10 UTC\n"])
+def test_a_printed_cause_that_is_not_known_is_repeated_only_where_this_reader_knows_none(said):
+    idle = Evidence("supervisor", 1e9, "python3 (pid 7040) does nothing (state S)", kind=Kind.HUNG)
+    old = Collector([]).diagnose(HANGS, [idle], Kind.HUNG)
+    assert not old.known
+    told = collected(UP, said, old.text()).diagnose()
+    assert (told.signature, told.known) == ("engine-hangs-process-stopped", True)
+    assert told.evidence == old.evidence
+
+
+def test_the_evidence_that_was_printed_explains_what_the_printer_could_not():
+    for known, outside in (("kernel-oom-kill-container", parse_kernel(KILLED)), ("process-stuck-in-driver", stuck())):
+        old = Collector([]).diagnose("VLLM::Worker_TP3 (pid 7) died", outside, Kind.KILLED)
+        told = collected(UP, old.text()).diagnose()
+        assert (old.signature, told.signature) == (None, known)
+        assert told.evidence == old.evidence
+
+
+def test_a_printed_cause_that_is_known_stands():
+    knew = collected(UP).diagnose("vllm serve was killed by SIGKILL", parse_kernel(KILLED), Kind.KILLED)
+    assert collected(RAISED, knew.text()).diagnose().signature == "kernel-oom-kill-container"
+
+
+def stuck():
+    return [Evidence("supervisor", None, "process 7 survives SIGKILL for 30 s", kind=Kind.HARDWARE, meaning="x")]

@@ -8,6 +8,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from states import EXAMPLES, Examples
 
+import aerie
 from aerie.status.metrics import exposition
 
 NOW = datetime(2026, 11, 29, 22, 0, tzinfo=UTC)
@@ -36,7 +37,7 @@ def test_counts_and_versions():
     assert found["aerie_engine_starts_total",] == 2
     assert found["aerie_engine_failures",] == 2
     assert found["aerie_engine_hangs_total",] == 3
-    assert found["aerie_build_info", "0.3.0", "0.32.0"] == 1
+    assert found["aerie_build_info", aerie.__version__, "0.32.0"] == 1
 
 
 def test_a_start_under_way_is_measured():

@@ -32,6 +32,16 @@ def test_the_text_is_what_the_container_prints_last(diagnosis):
     assert (written["at"], written["report"]) == ("2026-11-29T12:00:00Z", "/r.txt")
 
 
+def test_lines_beside_the_root_cause_are_left_out_whole(diagnosis):
+    line = "Worker proc VllmWorker-0 died unexpectedly (exit code: -11): a private question"
+    with_line = replace(diagnosis, root=diagnosis.root.with_lines([line]))
+    assert f"seen: {line}" in shown(with_line, AT, None, listened=False)["text"].replace("\n    ", " ")
+    written = shown(with_line, AT, None, listened=True)
+    assert "private" not in str(written)
+    assert written["root"]["chain"] == ["ValueError"]
+    assert "then:" not in written["text"]
+
+
 def test_what_may_quote_a_request_is_in_none_of_it(diagnosis):
     written = shown(diagnosis, AT, None, listened=True)
     assert "private" not in str(written)

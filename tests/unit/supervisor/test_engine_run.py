@@ -142,8 +142,9 @@ def test_a_driver_that_does_not_answer_stalls_a_start(engine, monkeypatch):
     assert ending.kind is Kind.HUNG
 
 
-def test_an_engine_that_answers_and_fails_the_check_is_no_stall(engine):
+def test_an_engine_that_answers_and_fails_the_check_is_no_stall(engine, monkeypatch):
     """Loading it again would not mend it; what hangs from there on is the judge's to say."""
+    monkeypatch.setattr(run, "_TEARDOWN", 0.1)
     _, ending, events = engine(meanwhile=stalled, stall=0.2)
     assert ending.asked
     assert any(isinstance(event, Progressed) and event.start["stalled"] for event in events)

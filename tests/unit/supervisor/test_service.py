@@ -448,6 +448,7 @@ def test_a_driver_that_never_answers_holds_up_neither_a_start_nor_a_stop(service
 def test_gpus_that_did_not_answer_are_asked_again_before_the_next_start(service, monkeypatch):
     used = [()]
     monkeypatch.setattr(gpus, "used_bytes", lambda: used[-1])
+    monkeypatch.setattr(service_module, "held_back", partial(held_back, released_within=0))
     monkeypatch.setattr(EngineRun, "until_it_ends", fails_to_start(errno.EAGAIN))
 
     async def twice():
