@@ -53,9 +53,9 @@ class Play:
             "ANSIBLE_CONFIG": str(REPOSITORY / "ansible/ansible.cfg"),
             "ANSIBLE_SSH_CONTROL_PATH_DIR": str(folder / "cp"),
             "ANSIBLE_NOCOLOR": "1",
-            "PYTHONUNBUFFERED": "1",
             **settings,
         }
+        environment.pop("PYTHONUNBUFFERED", None)  # with which a pipe would show every line anyway
         self.process = subprocess.Popen(
             [sys.executable, "-m", "ansible", "playbook", "-i", str(inventory), *args, str(playbook)],
             env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,

@@ -28,9 +28,11 @@ Returned, never as changed:
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import shlex
+import sys
 import time
 from typing import Any
 
@@ -55,6 +57,11 @@ NOT_THERE = (126, 127)
 """What a shell and Docker return for a command that they cannot run or find."""
 SSH_SAYS_GOODBYE = re.compile(r"(Shared c|C)onnection to \S+ closed\.")
 """At the end of a command that had a terminal, whatever its exit status."""
+
+# Through a pipe (`| tee`, a CI job) Ansible's output comes in blocks of 8 KiB, and nobody would see it go on for half
+# an hour. The process that prints imports this module, too, and only there is it of use.
+if isinstance(sys.stdout, io.TextIOWrapper):
+    sys.stdout.reconfigure(line_buffering=True)
 
 
 class ActionModule(ActionBase):

@@ -27,9 +27,11 @@ import base64
 import codecs
 import collections
 import hashlib
+import io
 import re
 import shlex
 import signal
+import sys
 import time
 from typing import Any
 
@@ -46,6 +48,11 @@ SILENCE_SECONDS = 30.0
 LEAST_WIDTH = 100
 """Columns that a displayed line may fill also where the terminal has fewer, or none is known."""
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+# Through a pipe (`| tee`, a CI job) Ansible's output comes in blocks of 8 KiB, and nobody would see it go on for half
+# an hour. The process that prints imports this module, too, and only there is it of use.
+if isinstance(sys.stdout, io.TextIOWrapper):
+    sys.stdout.reconfigure(line_buffering=True)
 
 # The exclusive lock is taken before the fork and held by the detached shell alone (the command gets it closed), so
 # "locked" means "running" without trusting a process id that may have been given to somebody else.

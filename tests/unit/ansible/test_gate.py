@@ -96,6 +96,7 @@ class Play:
             "ANSIBLE_TRANSPORT": "local",
             **settings,
         }
+        environment.pop("PYTHONUNBUFFERED", None)  # with which a pipe would show every line anyway
         process = subprocess.Popen(
             [sys.executable, "-m", "ansible", "playbook", "-i", hosts, str(playbook)],
             cwd=self.directory, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,

@@ -62,6 +62,7 @@ class Play:
             "ANSIBLE_PYTHON_INTERPRETER": sys.executable,
             "ANSIBLE_NOCOLOR": "1",
         }
+        environment.pop("PYTHONUNBUFFERED", None)  # with which a pipe would show every line anyway
         return subprocess.Popen(
             [*ANSIBLE_PLAYBOOK, "-i", hosts, *args, str(playbook)],
             cwd=self.directory,
