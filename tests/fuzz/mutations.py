@@ -30,7 +30,10 @@ def seeds() -> list[bytes]:
 
 def _reported(log: bytes) -> bytes:
     """Write a log as a container's: with its supervisor's words and report, and the kernel's line."""
-    collector, kernel = Collector(), b"Nov 29 13:34:57 host1 kernel: NVRM: Xid (PCI:0000:41:00): 79, pid=7, x\n"
+    collector, kernel = (
+        Collector(carried=True),
+        b"Nov 29 13:34:57 host1 kernel: NVRM: Xid (PCI:0000:41:00): 79, pid=7, x\n",
+    )
     reader = LineReader()
     collector.feed(reader.feed(log))
     collector.feed(reader.end())
@@ -95,7 +98,7 @@ def logs(draw: st.DrawFn) -> bytes:
 
 def check(log: bytes, size: int) -> None:
     """Read a log in pieces of `size` bytes; whatever it holds, what is made of it has its form."""
-    reader, collector, start = LineReader(), Collector(), StartReader(0.0, History(), stall_timeout=1800.0)
+    reader, collector, start = LineReader(), Collector(carried=True), StartReader(0.0, History(), stall_timeout=1800.0)
     at = 0.0
     for begin in range(0, len(log), size):
         lines = reader.feed(log[begin : begin + size])

@@ -6,9 +6,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from aerie.diagnosis.diagnosis import Diagnosis, End, conclude
-from aerie.diagnosis.evidence import BEFORE, Evidence, owned, parse_bare, parse_kernel, seconds_between
+from aerie.diagnosis.evidence import BEFORE, Evidence, parse_bare, parse_kernel, seconds_between
 from aerie.diagnosis.reported import SupervisorReader
 from aerie.diagnosis.root_cause import (
+    CORE_STOPPED,
     EXITED,
     Said,
     Telling,
@@ -37,6 +38,7 @@ _KERNELS_KEPT = 16
 _CARRIERS_KEPT = 64
 _LONGEST_SEEN = 1000  # characters of a signature's line
 _CUT_WITHIN = 10  # lines at the end of a log, in which the last one of a traceback stands that was cut
+_LAST = 20  # lines of a log, among which a kill stands that ended it: other processes may have gone on for a moment
 _NEAR = 100  # lines between what belongs together: several processes say the same at the same time
 
 _Key = tuple[str, str, int | None, str, str]
@@ -49,11 +51,9 @@ _LIVES_ON = 1.0  # seconds for which the API server of an engine that dies still
 _STOP = "[shutdown] API server: shutdown triggered"
 # All of its processes get a SIGTERM where a whole group is ended, and its core where the API server is killed.
 _CORE_ASKED = "[shutdown] Process manager: send sigterm to process EngineCore"  # by its own parent
-_CORE_STOPPED = "[shutdown] EngineCore: trigger received signal=SIG"
-# What compose writes once a container has ended. A plain log names no service to compare it with.
-_EXITED = re.compile(rf"(?:([\w.-]{{1,128}}) )?{EXITED}")
-_OUR_SERVICE, _NUMBERED = re.compile(r"vllm|aerie"), re.compile(r"-\d+$")
-_SIGNALLED = 128  # and the signal's number
+_API_ENDED = re.compile(r"INFO: +Shutting down$")  # uvicorn's: it was not killed
+# Compose's service, or the container that is named after it.
+_OUR_SERVICE = re.compile(r"(?:[\w.-]*[_-])?vllm(?:[_-]\d+)?")
 _STOPPED_CODES = {0, 130, 143}
 # How torch marks each line of an exception that ends a process of a distributed group.
 _RANK = re.compile(r"\[(rank\d+)\]: ")
@@ -101,14 +101,19 @@ class _Kernels:
     clock: str
     """vLLM's by then."""
     evidence: Evidence
-    outlived: bool = False
-    """The engine's API server was heard of later: what was killed was not it."""
+    of_a_start: bool
+    """The engine had said something by then."""
 
 
 class Collector:
     """What one engine said, from its start on, as far as it may tell why it failed."""
 
-    def __init__(self, known: Sequence[Signature] | None = None) -> None:
+    def __init__(self, known: Sequence[Signature] | None = None, *, carried: bool = False) -> None:
+        """Read what an engine says; or, `carried`, a log in which lines of the kernel and of compose may stand as well.
+
+        An engine itself says nothing of the kind, but for what it quotes of a request.
+        """
+        self._carried = carried
         self._known = signatures() if known is None else known
         self._fatal = frozenset(known.id for known in self._known if known.severity is Severity.FATAL)
         self._needles = [(known, known.needle) for known in self._known if known.where is Where.LINE]
@@ -116,6 +121,7 @@ class Collector:
         self._said: OrderedDict[tuple[str, Telling], deque[Said]] = OrderedDict()
         self._seen: dict[str, _Seen] = {}
         self._vllms: set[str] = set()
+        self._engines: set[str] = set()
         self._kernels: deque[_Kernels] = deque(maxlen=_KERNELS_KEPT)
         self._clock = ""
         self._supervisor = SupervisorReader(self._known)
@@ -124,8 +130,9 @@ class Collector:
         self._order = 0
         self._dying: set[str] = set()
         self._stopping = False
-        self._is_up = self._has_served = self._core_asked = False
+        self._is_up = self._has_served = self._core_asked = self._was_stopped = False
         self._core_stopped: Said | None = None
+        self._exited: Said | None = None
 
     @property
     def dying(self) -> bool:
@@ -150,12 +157,13 @@ class Collector:
     @property
     def stopped(self) -> str | None:
         """When somebody stopped it, in words; None for an engine that has served, and for one that nobody stopped."""
-        if self._has_served or not (self._stopping or self._core_stopped):
+        asked = self._stopping or self._was_stopped
+        if self._has_served or not (asked or self._core_stopped):
             return None
         if self._is_up:
             return "before it served anything"
         killed = ", or its API server was killed: `dmesg` tells an out-of-memory kill"
-        return "before it was ready" + ("" if self._stopping else killed)
+        return "before it was ready" + ("" if asked else killed)
 
     @property
     def cut(self) -> str | None:
@@ -177,10 +185,7 @@ class Collector:
             if self._is_of_others(line):
                 continue
             self._clock = line.clock or self._clock
-            if line.process.startswith("APIServer"):
-                self._outlive_kills(certain=False)
-            if line.carrier not in self._vllms and (line.process or line.source or _VLLMS.match(line.text)):
-                self._vllms.add(line.carrier)
+            self._recognise(line)
             if not (line.process or line.level) and self._supervisor.say(line.text):
                 if self._supervisor.stopping:
                     self._stop()
@@ -193,19 +198,28 @@ class Collector:
             elif not self._stopping:
                 self._read(line)
 
+    def _recognise(self, line: Line) -> None:
+        """Take note of whose line it is."""
+        if line.process or line.source:
+            self._engines.add(line.carrier)
+        if line.carrier not in self._vllms and (line.process or line.source or _VLLMS.match(line.text)):
+            self._vllms.add(line.carrier)
+
     def _is_of_others(self, line: Line) -> bool:
-        """Read what the kernel or compose says of the engine, and tell whether it was one of them."""
+        """Read what the kernel or compose may say of the engine, and tell whether it was one of them."""
         if line.process == KERNEL:
-            found = parse_kernel(line.text)
-        elif line.process or line.level:
-            return False
-        elif exited := _EXITED.match(line.text):
-            self._exit(line, exited[1], int(exited[2]))
+            self._hear(parse_kernel(line.text) if self._carried else [])
             return True
-        else:
-            found = parse_bare(line.text)
-        self._kernels.extend(_Kernels(self._order, self._clock, one) for one in found)
-        return bool(found) or line.process == KERNEL
+        if not self._carried or line.process or line.level:
+            return False
+        if exited := EXITED.match(line.text):
+            return self._exit(line, exited["name"], int(exited["container"]))
+        found = parse_bare(line.text) if self._stream(line).reader.idle else []  # else it belongs to a message
+        self._hear(found)
+        return bool(found)
+
+    def _hear(self, found: Iterable[Evidence]) -> None:
+        self._kernels.extend(_Kernels(self._order, self._clock, one, bool(self._engines)) for one in found)
 
     def diagnose(
         self, ended: str | None = None, evidence: Sequence[Evidence] = (), kind: Kind | None = None
@@ -220,27 +234,38 @@ class Collector:
         if reported:
             told, evidence = reported.end, (*reported.evidence, *evidence)
             ended, kind = (told.words, kind or told.kind) if told else (None, kind)
-        orphan = self._orphan if ended is None else None
-        said = most_telling([*self._all_said(), *([orphan] if orphan else ())])
+        gone = self._gone if ended is None else None
+        said = most_telling([*self._all_said(), *([gone] if gone else ())])
         ending = self._ending_lines(said)
-        kernels = self._of_the_kernel()
-        killed = self.is_vllms and not self._stopping and any(_is_kill(one) for one in kernels)
-        broke = self.dying or killed or orphan or ending or (said is not None and said.telling >= Telling.RAISED)
+        broke = self.dying or self._killed or gone or ending or (said is not None and said.telling >= Telling.RAISED)
         if ended is None and not broke and not (reported and reported.report):
             return None
         about_nccl = said is None or is_silent(said) or _ABOUT_NCCL.search(words(said))
         remarks = tuple(self._nccl) if about_nccl else ()
         root = root_cause(said, self._pids, (*remarks, *self._died_of(said))) if said else None
-        end = End(ended, kind, (*(one.evidence for one in kernels), *evidence), silent=is_silent(said))
+        end = End(ended, kind, (*self._of_the_kernel(), *evidence), silent=is_silent(said))
         found = conclude(root, end, self._known, ending)
         if line := ending.get(found.signature or ""):
             found = replace(found, root=root.with_lines([line]) if root else of_line(line))
         return (reported and reported.diagnosis(root, found)) or found
 
     @property
-    def _orphan(self) -> Said | None:
-        """The core's word that it was ended, where it had served and the API server says nothing of any stop."""
-        return self._core_stopped if (self._is_up or self._has_served) and not self._stopping else None
+    def _gone(self) -> Said | None:
+        """A line that shows that the engine is gone, though nobody stopped it and nothing says why.
+
+        It is compose's, or of the core that was ended while it served, where the API server says nothing of any stop.
+        """
+        if self._stopping:
+            return None
+        return self._exited or (self._core_stopped if self._is_up or self._has_served else None)
+
+    @property
+    def _killed(self) -> bool:
+        """Whether the log ends soon after the kernel has killed a process of the engine's to free memory."""
+        return not self._stopping and any(
+            one.of_a_start and one.evidence.kind is Kind.MEMORY and self._order - one.order <= _LAST
+            for one in self._kernels
+        )
 
     def _died_of(self, said: Said) -> list[str]:
         """Return the line that names the process, where its own last words name none."""
@@ -251,38 +276,24 @@ class Collector:
         first = min(after, key=lambda one: one.order, default=None)
         return [first.line.text] if first else []
 
-    def _of_the_kernel(self) -> list[_Kernels]:
+    def _of_the_kernel(self) -> list[Evidence]:
         """Return what stands near the end in the log, or came not long before it by vLLM's clock."""
         return [
-            replace(one, evidence=owned(one.evidence, self._pids.values()))
+            one.evidence
             for one in self._kernels
-            if self._order - one.order <= _NEAR or seconds_between(one.clock, self._clock) <= BEFORE
+            if self._order - one.order <= _NEAR or (one.clock and seconds_between(one.clock, self._clock) <= BEFORE)
         ]
 
-    def _outlive_kills(self, *, certain: bool) -> None:
-        for one in self._kernels:
-            one.outlived = one.outlived or certain or self._is_over(one.clock)
-
-    def _exit(self, line: Line, name: str | None, code: int) -> None:
-        """Read with what its container ended; another service's does not count."""
-        if not self._may_be_its_container(name, code):
-            return
-        carrier = name if name in self._vllms else min(self._vllms, default="")
-        if code in _STOPPED_CODES:
-            self._stop()
-        elif not self._stopping:
-            self._core_stopped = None  # this says more
-            line = line._replace(carrier=carrier)
-            self._stream(line).reader.cut()  # it belongs to no message
-            self._read(line)
-
-    def _may_be_its_container(self, name: str | None, code: int) -> bool:
-        """Tell by the service's name, where the log has it; in a plain log a compiler's end may read the same."""
-        if name in self._vllms:
-            return True
-        if name and self._vllms != {""}:
+    def _exit(self, line: Line, name: str, code: int) -> bool:
+        """Take note of how a container ended; return whether it was the engine's: another service's does not count."""
+        if not (name in self._engines or (self._engines == {""} and _OUR_SERVICE.fullmatch(name))):
             return False
-        return bool(name and _OUR_SERVICE.search(name)) or (code > _SIGNALLED and bool(_NUMBERED.search(name or "-1")))
+        carrier = name if name in self._engines else ""
+        self._stream(line).reader.cut()
+        self._core_stopped, self._was_stopped = None, code in _STOPPED_CODES  # this says more
+        ended = Said(self._order, line._replace(carrier=carrier), Telling.VANISHED, clock=self._clock)
+        self._exited = None if self._was_stopped else ended
+        return True
 
     def _stop(self) -> None:
         """Take note that somebody asked it to stop; what it dies of is none of that."""
@@ -318,7 +329,7 @@ class Collector:
         """Read a line that is no error: it ends what its process printed before, and may show that the engine lives."""
         if printed := self._streams.get((line.carrier, line.process, line.pid, "", "")):
             printed.reader.interrupt()
-        if line.text.startswith(_CORE_STOPPED):
+        if line.text.startswith(CORE_STOPPED):
             if not self._core_asked:
                 self._core_stopped = Said(self._order, line, Telling.VANISHED, clock=self._clock)
         elif line.text.startswith(_CORE_ASKED):
@@ -329,11 +340,12 @@ class Collector:
 
     def _look_for_life(self, line: Line) -> None:
         """Take what the engine has outlived for no end of it."""
-        if any(sign in line.text for sign in LIFE) and self._is_own(line.carrier) and not self.dying:
+        if _API_ENDED.match(line.text):
+            self._core_asked, self._core_stopped = True, None
+        elif any(sign in line.text for sign in LIFE) and self._is_own(line.carrier) and not self.dying:
             started = _STARTED in line.text
             self._is_up, self._has_served = self._is_up or started, self._has_served or not started
-            self._core_stopped = None
-            self._outlive_kills(certain=started)
+            self._core_stopped = self._exited = None
             for said in self._all_said():
                 said.outlived = (
                     said.outlived or started or said.telling is not Telling.FATAL or self._is_over(said.clock)
@@ -428,11 +440,6 @@ class Collector:
 
     def _all_said(self) -> list[Said]:
         return [said for (carrier, _), kept in self._said.items() if self._is_own(carrier) for said in kept]
-
-
-def _is_kill(one: _Kernels) -> bool:
-    """Tell whether the kernel killed a process of the engine's, of which nothing was heard any more."""
-    return one.evidence.kind is Kind.MEMORY and not one.outlived
 
 
 def _apart(clock: str, other: str) -> float:

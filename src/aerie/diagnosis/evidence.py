@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 
 from aerie.diagnosis.signatures import Kind
@@ -78,7 +78,6 @@ _OOM_KILL = re.compile(r"oom-kill:.*constraint=(\w+).*\btask=([^,]*),pid=(\d+)")
 _SEGFAULT = re.compile(
     r"([^\[\]]{1,64})\[(\d+)\](?:: segfault at | general protection)|traps: ([^\[\]]{1,64})\[(\d+)\]"
 )
-_KILLED, _KILLED_ANOTHER = "the kernel killed it to free memory", "the kernel killed another program to free memory"
 # Names that the kernel gives an engine's processes, cut to 15 characters.
 _OURS = re.compile(r"VLLM|vllm|python|pt_|EngineCore|Worker|ray::|uvloop")
 
@@ -163,16 +162,6 @@ def parse_bare(text: str) -> list[Evidence]:
     return parse_kernel(text) if _BARE.match(text) else []
 
 
-def owned(evidence: Evidence, pids: Collection[int]) -> Evidence:
-    """Return a kill for memory as the engine's where its pid is one of the engine's, whatever name the kernel gives it.
-
-    Process 1 is no such one: the kernel never kills its own first, and every container has one.
-    """
-    if evidence.meaning != _KILLED_ANOTHER or evidence.pid == 1 or evidence.pid not in pids:
-        return evidence
-    return replace(evidence, kind=Kind.MEMORY, meaning=_KILLED)
-
-
 def _read(line: str) -> Evidence | None:
     at: float | None = None
     message = line.strip()
@@ -201,7 +190,7 @@ def _read(line: str) -> Evidence | None:
 
 def _out_of_memory(at: float | None, message: str, name: str, pid: int) -> Evidence:
     ours = bool(_OURS.search(name))
-    meaning = _KILLED if ours else _KILLED_ANOTHER
+    meaning = "the kernel killed it to free memory" if ours else "the kernel killed another program to free memory"
     return Evidence("kernel", at, message, None, pid, Kind.MEMORY if ours else None, meaning)
 
 

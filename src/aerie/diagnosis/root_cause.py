@@ -102,12 +102,13 @@ _PEER = re.compile(
     r"Connection reset by peer|[Cc]onnection closed by (?:remote )?peer|ncclRemoteError|remote process exited"
     r"|Broken ?pipe|recvValue failed"
 )
-EXITED = r"exited with code (\d{1,3})(?: \(\w+\))?$"
-"""How compose says that a container has ended, behind its name."""
+EXITED = re.compile(r"(?P<name>[\w.-]{1,128}) exited with code (?P<container>\d{1,3})(?: \(\w+\))?$")
+"""How compose says that a container has ended."""
+CORE_STOPPED = "[shutdown] EngineCore: trigger received signal=SIGTERM"
+"""What the core says where its API server is killed, and where all of the engine's processes are ended."""
 _VANISHED = re.compile(
     r"(?:Worker proc|RayWorkerProc) .{1,100} died unexpectedly(?: \(exit code: (?P<code>-?\w+)\))?"
     r"|Process \S+ \(PID: \d+\) died with exit code (?P<status>-\d+)"
-    rf"|(?:[\w.-]{{1,128}} )?{EXITED}|\[shutdown\] EngineCore: trigger received signal=SIG"
 )
 # How a shell says that a program was ended.
 _SIGNALLED = r"(?:Segmentation fault|Bus error|Killed|Aborted|Illegal instruction)"
@@ -250,7 +251,8 @@ def words(said: Said) -> str:
 
 def who_died(said: Said) -> bool:
     """Tell whether it is a line about a process that is gone."""
-    return said.trace is None and _VANISHED.match(said.line.text) is not None
+    text = said.line.text
+    return said.trace is None and bool(_VANISHED.match(text) or EXITED.match(text) or text.startswith(CORE_STOPPED))
 
 
 def is_silent(said: Said | None) -> bool:

@@ -47,7 +47,7 @@ class Starts:
 
     def __init__(self, known: tuple[Signature, ...] | None = None) -> None:
         self._known = signatures() if known is None else known
-        self.now = Collector(self._known)
+        self.now = Collector(self._known, carried=True)
         """The last start."""
         self.failures = 0
         """How many of those before it failed."""
@@ -85,7 +85,7 @@ class Starts:
             self._failure = diagnosis
             self.failures += 1
             self.titles.append(diagnosis.title)
-        self.now = Collector(self._known)
+        self.now = Collector(self._known, carried=True)
 
 
 def read(log: BinaryIO) -> Starts:

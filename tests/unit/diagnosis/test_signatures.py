@@ -100,7 +100,7 @@ def outside(known):
 
 @pytest.mark.parametrize("known", signatures(SIGNATURES), ids=lambda known: known.id)
 def test_every_excerpt_is_recognised_as_what_it_is(known):
-    collector = Collector()
+    collector = Collector(carried=True)
     if known.where is Where.EVIDENCE:
         diagnosis = collector.diagnose("was killed by SIGKILL", outside(known))
     else:
