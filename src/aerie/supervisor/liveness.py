@@ -26,6 +26,7 @@ from aerie.supervisor.tree import TITLE
 
 # Seconds.
 GRACE = 100.0  # without a sign of life while somebody waits; with _ASK_AFTER and the rest still under three minutes
+_FIRST = 150.0  # the same until the first completion is there, which may wait for a disk on which kernels' code lies
 _ASK_AFTER = 30.0  # of idleness, until a completion of our own shows that the engine can still answer
 _USUAL_STEP = 30.0  # at most, that the grace is longer for a step of up to _USUAL_TOKENS: still three minutes in all
 _LONGEST = 1500.0  # grace: vLLM ends a step after VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS, for which the service says 1800
@@ -103,8 +104,8 @@ class Judge:
     def __init__(self, api_server: int, until_served: float) -> None:
         """Watch the engines whose first process is `api_server`: its work is for callers, and no sign of a step.
 
-        Until they have served, `until_served` seconds without a sign of life count as hung: the first completion is a
-        part of the start, and may compile.
+        Until they have served, `until_served` seconds without an answer count as hung, also where the API server is
+        busy: the requests that waited for its start may all come at once.
         """
         self._api_server = api_server
         self._until_served: float | None = until_served
@@ -174,7 +175,8 @@ class Judge:
           prompt takes at most twice as long as the one before it, whose time has been seen.
         """
         if self._until_served is not None:
-            return self._until_served
+            silent = self._last is not None and self._last.metrics is None
+            return self._until_served if silent else min(self._until_served, _FIRST)
         doing = {self._doing[process.pid][0] for process in self._processes_of(engine)}
         busy = Doing.SPINNING in doing or (self._last is not None and self._last.gpus_busy)
         if Doing.STOPPED in doing or not busy:

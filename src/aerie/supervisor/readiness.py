@@ -60,8 +60,8 @@ async def watch(
 ) -> Dead | Hung:
     """Follow the engine whose first process is `api_server`, until cancelled or until it can only be ended.
 
-    An answer that is late proves nothing and ends nothing. The first completion belongs to the start, and has its
-    `stall_timeout` in seconds.
+    An answer that is late proves nothing and ends nothing, but for an engine that has not served yet: after
+    `stall_timeout` seconds of silence its start has failed.
     """
     # A kept connection that the server just closed would look like a dead engine. An engine's certificate names the
     # host's public name, if anything, and we ask on the host itself.
