@@ -15,7 +15,6 @@ _API_URL = "http://127.0.0.1:8000"
 _KEYS_FILE = Path("/etc/aerie/secrets/api-keys")
 _STATE_DIR = Path("/var/lib/aerie")
 _INTERRUPTED = 130
-_LAST_PORT = 2**16 - 1
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -214,9 +213,12 @@ def _whole_seconds(text: str) -> int:
 
 
 def _port(text: str) -> int:
-    if not text.isdecimal() or not 0 < int(text[:6]) <= _LAST_PORT:
-        raise argparse.ArgumentTypeError(f"{text!r} is no port from 1 to {_LAST_PORT}")
-    return int(text)
+    from aerie.port import port_from
+
+    try:
+        return port_from(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is none: {error}") from None
 
 
 def _base_url(text: str) -> str:

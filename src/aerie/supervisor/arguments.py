@@ -15,9 +15,9 @@ from typing import Any
 import yaml
 
 from aerie.auth import read_keys
+from aerie.port import port_from
 
 _DEFAULT_PORT = 8000  # vLLM's
-_LAST_PORT = 2**16 - 1
 _EVERYWHERE = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - what vLLM listens on, not we
 
 _HOST_NAME = re.compile(r"([A-Za-z0-9_-]{1,63}\.)*[A-Za-z0-9_-]{1,63}\.?")
@@ -196,11 +196,10 @@ def _config_file(name: Any) -> dict[str, Any]:
 
 def _port(settings: Mapping[str, Any]) -> int:
     port = settings.get("port", _DEFAULT_PORT)
-    text = _text(port)
-    # vLLM would take 0, too, as a port that the kernel chooses and nobody finds.
-    if not text.isascii() or not text.isdecimal() or not 0 < int(text[: len(str(_LAST_PORT)) + 1]) <= _LAST_PORT:
-        raise ConfigurationError(f"engine argument --port needs a number from 1 to {_LAST_PORT}, not {port!r}")
-    return int(text)
+    try:
+        return port_from(_text(port))
+    except ValueError as error:
+        raise ConfigurationError(f"engine argument --port {port!r} is none: {error}") from None
 
 
 def _url(settings: Mapping[str, Any], port: int) -> str:
@@ -236,9 +235,8 @@ def _drafter(speculation: Any) -> str | None:
 
 def _step_tokens(given: Any) -> int | None:
     text = _text(given)
-    return (
-        int(text) if text.isdecimal() and len(text) <= len(str(2**63)) else None
-    )  # vLLM reads 8k and 8K, too; the model's length is taken instead
+    # vLLM reads 8k and 8K, too; the model's length is taken instead.
+    return int(text) if text.isdecimal() and len(text) <= len(str(2**63)) else None
 
 
 def _text(value: Any) -> str:

@@ -104,8 +104,8 @@ class Judge:
     def __init__(self, api_server: int, until_served: float) -> None:
         """Watch the engines whose first process is `api_server`: its work is for callers, and no sign of a step.
 
-        Until they have served, `until_served` seconds without an answer count as hung, also where the API server is
-        busy: the requests that waited for its start may all come at once.
+        Until they have served, an API server that answers nobody has `until_served` seconds, however busy it is: the
+        requests that waited for its start may all come at once.
         """
         self._api_server = api_server
         self._until_served: float | None = until_served
@@ -231,8 +231,8 @@ class Judge:
         doing = self._doing[process.pid][0]
         of_api = process.pid == self._api_server or process.name.startswith(_API_SERVER_TITLE)
         if self._last and self._last.metrics is None:
-            # Nobody gets an answer, whatever the engine does. A server too busy to give one proves nothing, but in a
-            # start, where nobody keeps it busy yet.
+            # Nobody gets an answer, whatever the engine does. A server too busy to give one proves nothing, once it has
+            # served; a start must not take for ever.
             busy = {Doing.WORKING} if self._until_served is not None else {Doing.WORKING, Doing.SPINNING}
             return of_api and doing in busy
         # Those who ask keep an API server busy, we among them.

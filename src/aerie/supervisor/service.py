@@ -257,8 +257,11 @@ class _Service:
             return look.result()
         look.cancel()
         if not self._signals.stop.is_set():
-            told = "the GPUs' driver has not answered in %.0f s, so nobody will see whether their memory comes back"
-            _log.warning(f"{told}: see nvidia-smi", _GPUS_ANSWER_WITHIN)
+            _log.warning(
+                "the GPUs' driver has not answered in %.0f s, so nobody will see whether their memory comes back: "
+                "see nvidia-smi",
+                _GPUS_ANSWER_WITHIN,
+            )
         return _Gpus()
 
     async def _released(self) -> list[Evidence]:

@@ -400,11 +400,18 @@ def test_only_a_vllm_that_is_not_there_is_held(service, monkeypatch, number, pha
     assert ("must be installed" in state["reason"]) == (phase == "held")
 
 
-def test_what_another_program_took_holds_only_until_a_retry(service, monkeypatch):
-    used = [(GIB,)]
-    monkeypatch.setattr(gpus, "used_bytes", lambda: used[-1])
+@pytest.fixture
+def used(monkeypatch):
+    """Stand in for the GPUs' memory in use: the last reading counts, and none is waited for. No engine comes up."""
+    readings = []
+    monkeypatch.setattr(gpus, "used_bytes", lambda: readings[-1])
     monkeypatch.setattr(service_module, "held_back", partial(held_back, released_within=0))
     monkeypatch.setattr(EngineRun, "until_it_ends", fails_to_start(errno.EAGAIN))
+    return readings
+
+
+def test_what_another_program_took_holds_only_until_a_retry(service, used):
+    used.append((GIB,))
 
     async def live():
         one = service()
@@ -445,11 +452,8 @@ def test_a_driver_that_never_answers_holds_up_neither_a_start_nor_a_stop(service
     assert "the GPUs' driver has not answered in 0 s" in caplog.text
 
 
-def test_gpus_that_did_not_answer_are_asked_again_before_the_next_start(service, monkeypatch):
-    used = [()]
-    monkeypatch.setattr(gpus, "used_bytes", lambda: used[-1])
-    monkeypatch.setattr(service_module, "held_back", partial(held_back, released_within=0))
-    monkeypatch.setattr(EngineRun, "until_it_ends", fails_to_start(errno.EAGAIN))
+def test_gpus_that_did_not_answer_are_asked_again_before_the_next_start(service, used):
+    used.append(())
 
     async def twice():
         one = service()
@@ -534,7 +538,7 @@ def test_the_command_line_names_the_exit_codes_as_they_are(capsys):
 def test_a_status_port_is_a_port(capsys, given):
     with pytest.raises(SystemExit):
         cli.main(["serve", f"--status-port={given}"])
-    assert "is no port from 1 to 65535" in capsys.readouterr().err
+    assert "is none: a port is a number from 1 to 65535" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("given", ["soon", "1.5", "-1"])
