@@ -14,12 +14,15 @@ from service import PROJECT_DIR
 
 SSHD = PROJECT_DIR / "sshd"
 PRIVILEGE_SEPARATION = Path("/run/sshd")
-# sshd wants a user of its own, which only an installed one has: it sees this /etc/passwd, and nobody else does.
+# sshd wants a user of its own, which only an installed one has: it sees an /etc/passwd that nobody else does.
 START = 'mount --bind "$1" /etc/passwd && exec "$2" -D -e -f "$3"'
 
 
 class Server:
-    """The server on 127.0.0.1:`port`, for root with the key in `key`; `cut` and `stop` do what networks do."""
+    """The server on 127.0.0.1:`port`, for root with the key in `key`; `cut` and `stop` do what networks do.
+
+    It gives nobody a terminal, as some hosts do.
+    """
 
     def __init__(self, directory: Path) -> None:
         self.key = directory / "key"
@@ -32,12 +35,13 @@ class Server:
         with socket.socket() as taken:
             taken.bind(("127.0.0.1", 0))
             self.port: int = taken.getsockname()[1]
-        user = "sshd:x:65534:65534::/run/sshd:/usr/sbin/nologin\n"
-        (directory / "passwd").write_text(Path("/etc/passwd").read_text() + user)
+        # Root's own .bashrc would run with every command: one that waits for a lock made each take a minute.
+        users = f"root:x:0:0:root:{directory}:/bin/sh\nsshd:x:65534:65534::/run/sshd:/usr/sbin/nologin\n"
+        (directory / "passwd").write_text(users)
         settings = {
             "Port": self.port, "ListenAddress": "127.0.0.1", "HostKey": directory / "host_key", "PidFile": "none",
             "AuthorizedKeysFile": directory / "key.pub", "StrictModes": "no", "UsePAM": "no",
-            "PasswordAuthentication": "no", "PermitRootLogin": "prohibit-password",
+            "PasswordAuthentication": "no", "PermitRootLogin": "prohibit-password", "PermitTTY": "no",
         }  # fmt: skip
         # From OpenSSH 9.8 and 10 on these are programs of their own.
         for option, name in (("SshdSessionPath", "sshd-session"), ("SshdAuthPath", "sshd-auth")):

@@ -135,6 +135,6 @@ def test_a_container_that_is_down(server: Server, service: Scripted, tmp_path: P
     service.compose("stop", "--timeout", "1")
     try:
         with Play(server, service.directory, tmp_path) as play:
-            play.until(rf"{TOLD}the container does not answer: .*is not running")
+            play.until(rf'{TOLD}the container does not answer: service "vllm" is not running$')
     finally:
         service.compose("up", "--detach")

@@ -30,7 +30,6 @@ from __future__ import annotations
 
 import io
 import json
-import re
 import shlex
 import sys
 import time
@@ -55,8 +54,8 @@ USAGE_ERROR = 2
 TIMED_OUT = 124
 NOT_THERE = (126, 127)
 """What a shell and Docker return for a command that they cannot run or find."""
-SSH_SAYS_GOODBYE = re.compile(r"(Shared c|C)onnection to \S+ closed\.")
-"""At the end of a command that had a terminal, whatever its exit status."""
+NO_TERMINAL = b"\n"
+"""On the command's stdin; without any, Ansible gives ssh a terminal, whose end can take the last output with it."""
 
 # Through a pipe (`| tee`, a CI job) Ansible's output comes in blocks of 8 KiB, and nobody would see it go on for half
 # an hour. The process that prints imports this module, too, and only there is it of use.
@@ -158,11 +157,11 @@ class ActionModule(ActionBase):
     def _poll(self, directory: str, memory: str | None) -> dict[str, Any]:
         wait = ["aerie", "wait", "--piece", str(POLL_SECONDS), *(["--memory", memory] if memory else [])]
         environment = self._compute_environment_string()
-        # timeout is coreutils': a Docker daemon that hangs must not hold up the play. In the foreground, for Ansible
-        # gives ssh a terminal, in whose background Docker would be stopped as soon as it looks at its input.
-        bounded = f"timeout --foreground --kill-after=5 {ANSWER_SECONDS} {self._enter} {shlex.join(wait)} </dev/null"
+        # timeout is coreutils': a Docker daemon that hangs must not hold up the play. What stands on stderr is ssh's
+        # own, or the shell's: Docker's words are on stdout with the answer.
+        bounded = f"timeout --kill-after=5 {ANSWER_SECONDS} {self._enter} {shlex.join(wait)} </dev/null 2>&1"
         done: dict[str, Any] = self._low_level_execute_command(
-            f"cd -- {shlex.quote(directory)} || exit {NOT_THERE[0]}; {environment} {bounded}"
+            f"cd -- {shlex.quote(directory)} || exit {NOT_THERE[0]}; {environment} {bounded}", in_data=NO_TERMINAL
         )
         return done
 
@@ -214,8 +213,7 @@ def _last_object(text: str) -> dict[str, Any] | None:
 
 def _complaint(done: dict[str, Any]) -> tuple[str, bool]:
     """Return why there was no answer, in one line, and whether it is in vain to ask again."""
-    said = [line.strip() for line in f"{done['stdout']}\n{done['stderr']}".splitlines() if line.strip()]
-    said = [line for line in said if not SSH_SAYS_GOODBYE.match(line)]
+    said = [line.strip() for line in f"{done['stderr']}\n{done['stdout']}".splitlines() if line.strip()]
     last = said[-1] if said else f"exit status {done['rc']}"
     if done["rc"] == USAGE_ERROR and "aerie" in last:
         return (

@@ -48,6 +48,8 @@ SILENCE_SECONDS = 30.0
 LEAST_WIDTH = 100
 """Columns that a displayed line may fill also where the terminal has fewer, or none is known."""
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+NO_TERMINAL = b"\n"
+"""On a script's stdin; without any, Ansible gives ssh a terminal, whose end can take the last output with it."""
 
 # Through a pipe (`| tee`, a CI job) Ansible's output comes in blocks of 8 KiB, and nobody would see it go on for half
 # an hour. The process that prints imports this module, too, and only there is it of use.
@@ -164,7 +166,7 @@ class ActionModule(ActionBase):
             rc = self._watch(offset, parameters["unreachable_timeout"])
         except Interrupted as interruption:
             stopped = self._script(STOP, self._log)
-            if stopped["stderr"]:
+            if stopped["rc"] != 0:
                 self._say(f"could not be ended: {stopped['stderr'].strip()}")
             previous[interruption.signum](interruption.signum, None)  # type: ignore[operator, misc]
             raise
@@ -193,7 +195,9 @@ class ActionModule(ActionBase):
 
     def _script(self, script: str, *args: str, environment: str = "") -> dict[str, Any]:
         command = shlex.join(["/bin/sh", "-c", script, "watched", *args])
-        outcome: dict[str, Any] = self._low_level_execute_command(f"{environment} {command}".lstrip())
+        outcome: dict[str, Any] = self._low_level_execute_command(
+            f"{environment} {command}".lstrip(), in_data=NO_TERMINAL
+        )
         return outcome
 
     def _start(self, cmd: str, chdir: str) -> int:
