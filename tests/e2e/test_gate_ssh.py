@@ -70,7 +70,7 @@ def container(running: Service, tmp_path_factory: pytest.TempPathFactory) -> Ite
     made = Scripted(tmp_path_factory.mktemp("scripted"), image)
     made.compose("up", "--detach")
     yield made
-    made.compose("down", "--timeout", "1")
+    made.compose("down", "--volumes", "--timeout", "1")
 
 
 @pytest.fixture
