@@ -1,8 +1,9 @@
-"""What the tests of the built image share: the image, and a way to run a command in it."""
+"""What all tests share: how Ctrl-C reaches what they start, the built image, and a way to run a command in it."""
 
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import uuid
 from collections.abc import Callable, Iterator, Sequence
@@ -30,6 +31,11 @@ RUN apt-get update && apt-get install --yes --no-install-recommends quilt python
 """
 
 InImage = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def pytest_configure() -> None:
+    """Let what the tests start end on Ctrl-C, also where a shell runs them in its background, which ignores it."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
