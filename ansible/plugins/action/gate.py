@@ -157,11 +157,12 @@ class ActionModule(ActionBase):
     def _poll(self, directory: str, memory: str | None) -> dict[str, Any]:
         wait = ["aerie", "wait", "--piece", str(POLL_SECONDS), *(["--memory", memory] if memory else [])]
         environment = self._compute_environment_string()
-        # timeout is coreutils': a Docker daemon that hangs must not hold up the play. What stands on stderr is ssh's
-        # own, or the shell's: Docker's words are on stdout with the answer.
-        bounded = f"timeout --kill-after=5 {ANSWER_SECONDS} {self._enter} {shlex.join(wait)} </dev/null 2>&1"
+        # timeout is coreutils': a Docker daemon that hangs must not hold up the play.
+        bounded = f"timeout --kill-after=5 {ANSWER_SECONDS} {self._enter} {shlex.join(wait)} </dev/null"
+        # All that is said on the host goes to stdout, so that stderr is what ssh or sudo have to say of themselves.
         done: dict[str, Any] = self._low_level_execute_command(
-            f"cd -- {shlex.quote(directory)} || exit {NOT_THERE[0]}; {environment} {bounded}", in_data=NO_TERMINAL
+            f"exec 2>&1; cd -- {shlex.quote(directory)} || exit {NOT_THERE[0]}; {environment} {bounded}",
+            in_data=NO_TERMINAL,
         )
         return done
 
@@ -213,8 +214,8 @@ def _last_object(text: str) -> dict[str, Any] | None:
 
 def _complaint(done: dict[str, Any]) -> tuple[str, bool]:
     """Return why there was no answer, in one line, and whether it is in vain to ask again."""
-    said = [line.strip() for line in f"{done['stderr']}\n{done['stdout']}".splitlines() if line.strip()]
-    last = said[-1] if said else f"exit status {done['rc']}"
+    said, aside = ([line.strip() for line in done[each].splitlines() if line.strip()] for each in ("stdout", "stderr"))
+    last = said[-1] if said else f"exit status {done['rc']}" + (f" ({aside[-1]})" if aside else "")
     if done["rc"] == USAGE_ERROR and "aerie" in last:
         return (
             f"the aerie in the container is of another version than this play and refuses what it is asked ({last}). "

@@ -365,6 +365,20 @@ def test_a_container_that_does_not_come_is_told_with_docker_s_words(gallery: Gal
     assert len([line for line in displayed(gallery.output) if said.removesuffix(", for ") in line]) == 1
 
 
+def test_what_the_connection_says_of_itself_does_not_hide_docker_s_words(play: Play) -> None:
+    troubles = ("echo no such service >&2; exit 1", "exit 137")
+    ends = {"project_dir": str(play.project), "absent_timeout": 0}
+    tasks = [play.task("kimi", trouble=trouble, **ends) | {"ignore_errors": True} for trouble in troubles]
+    with play.play(*tasks, ANSIBLE_TRANSPORT="flaky") as process:
+        output, errors = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 0, output + errors
+    told = [result["msg"].splitlines()[0] for result in play.results()]
+    assert told == [
+        "the container does not answer: no such service, for 0 s",
+        "the container does not answer: exit status 137 (Warning: the cable is old), for 0 s",
+    ]
+
+
 def test_a_host_that_stays_away_is_unreachable(gallery: Gallery) -> None:
     result = gallery.results["away"]
     assert result["unreachable"] is True

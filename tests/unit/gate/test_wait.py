@@ -127,9 +127,12 @@ def test_ctrl_c_exits_130_without_a_traceback(answers, state, say):
     command = [sys.executable, "-m", "aerie.cli", "wait", answers["url"]]
     environment = os.environ | {"PYTHONPATH": str(SOURCE)}
     with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as process:
-        assert "loading target" in process.stderr.readline()
-        process.send_signal(2)
-        _, said = process.communicate(timeout=10)
+        try:
+            assert "loading target" in process.stderr.readline()
+            process.send_signal(2)
+            _, said = process.communicate(timeout=10)
+        finally:
+            process.kill()  # or it would be waited for, however long it goes on
     assert (process.returncode, said) == (130, "no longer waiting; the service goes on by itself\n")
 
 

@@ -18,11 +18,12 @@ extends_documentation_fragment: [connection_pipelining]
 
 
 class Connection(LocalConnection):
-    """Fails as ssh does when its peer is gone."""
+    """Fails as ssh does when its peer is gone, and has as much to say of itself besides."""
 
     transport = "flaky"
 
     def exec_command(self, *args: Any, **options: Any) -> Any:
         if Path(os.environ["ANSIBLE_FLAKY_CUT"]).exists():
             raise AnsibleConnectionFailure("the cable is out")
-        return super().exec_command(*args, **options)
+        code, output, errors = super().exec_command(*args, **options)
+        return code, output, b"Warning: the cable is old\n" + errors
