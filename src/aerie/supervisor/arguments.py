@@ -1,48 +1,37 @@
-"""Reads from `vllm serve`'s arguments what the supervisor needs: where the engine will listen and what it will serve.
-
-vLLM's own parser would know better, but importing it takes longer than many a start-up failure it could report.
-"""
+"""What the supervisor needs of `vllm serve`'s arguments: where the engine will listen and what it will serve."""
 
 import ipaddress
-import json
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from aerie.auth import read_keys
+from aerie.engine_arguments import ConfigurationError, read_arguments, read_command_line, spelled
 from aerie.port import port_from
 
 _DEFAULT_PORT = 8000  # vLLM's
 _EVERYWHERE = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - what vLLM listens on, not we
 
 _HOST_NAME = re.compile(r"([A-Za-z0-9_-]{1,63}\.)*[A-Za-z0-9_-]{1,63}\.?")
-_SHORTEST = len("--xx")  # beginning of an option that no other one shares
-
-_REFUSED_FLAGS = {
-    "--api-key": "keys belong into the key file, one a line: an argument shows in ps and docker inspect",
-    "--grpc": "the gRPC server asks for no key",
-    "--grpc-port": "the gRPC server asks for no key",
-    "--uds": "readiness is checked over TCP; use --host and --port",
-    "--headless": "a node without an API server can never become ready",
-    "--enable-sleep-mode": "an engine that sleeps answers nothing, looks like one that hangs, and is ended as one",
-    "--disable-log-stats": "without the engine's statistics a hung engine cannot be told from a busy one",
+_REFUSED = {
+    "api-key": "keys belong into the key file, one a line: an argument shows in ps and docker inspect",
+    "grpc": "the gRPC server asks for no key",
+    "grpc-port": "the gRPC server asks for no key",
+    "uds": "readiness is checked over TCP; use --host and --port",
+    "headless": "a node without an API server can never become ready",
+    "enable-sleep-mode": "an engine that sleeps answers nothing, looks like one that hangs, and is ended as one",
+    "disable-log-stats": "without the engine's statistics a hung engine cannot be told from a busy one",
 }
-_WITHOUT_VALUE = "--hf-token"  # without a value it means the file where the Hub's own tools keep it
+_WITHOUT_VALUE = "hf-token"  # without a value it means the file where the Hub's own tools keep it
 _WHY_WITHOUT = "a token shows in ps and docker inspect: name a file that holds it in the variable HF_TOKEN_PATH"
 _REFUSED_VARIABLES = {
     "VLLM_API_KEY": "keys belong into the key file, one a line: a variable shows in docker inspect",
     "VLLM_SERVER_DEV_MODE": "its routes pause an engine or put it to sleep, which then looks like one that hangs",
     "VLLM_USE_RUST_FRONTEND": "vLLM's Rust front end does not load the middleware that asks for the key",
 }
-
-
-class ConfigurationError(Exception):
-    """What was given cannot work; the message says in one line what it is and what to do."""
 
 
 @dataclass(frozen=True)
@@ -70,13 +59,13 @@ def read(arguments: Sequence[str], environment: Mapping[str, str]) -> EngineArgu
     for variable, why in _REFUSED_VARIABLES.items():
         if environment.get(variable, "0") not in {"", "0"}:
             raise ConfigurationError(f"environment variable {variable} is refused: {why}")
-    given = dict(_pairs(arguments))
-    settings = _config_file(given["config"]) | given if "config" in given else given
-    for flag, why in _REFUSED_FLAGS.items():
-        if spelled := _spelled(flag, settings):
-            raise ConfigurationError(f"engine argument --{spelled} is refused: {why}")
-    if (spelled := _spelled(_WITHOUT_VALUE, given)) and given[spelled]:
-        raise ConfigurationError(f"engine argument --{spelled} is refused with a value: {_WHY_WITHOUT}")
+    settings = {option: value for option, value in read_arguments(arguments).items() if value is not False}
+    for option, why in _REFUSED.items():
+        if given := spelled(option, settings):
+            raise ConfigurationError(f"engine argument --{given} is refused: {why}")
+    on_command_line = read_command_line(arguments)
+    if (given := spelled(_WITHOUT_VALUE, on_command_line)) and on_command_line[given]:
+        raise ConfigurationError(f"engine argument --{given} is refused with a value: {_WHY_WITHOUT}")
     model = _text(settings.get("model"))
     if not model:
         raise ConfigurationError("no model was given: name it first after `--`, or as `model:` in the --config file")
@@ -86,7 +75,7 @@ def read(arguments: Sequence[str], environment: Mapping[str, str]) -> EngineArgu
         port=port,
         model=model,
         served_name=_text(names[0] if isinstance(names, list) else names),
-        drafter=_drafter(settings.get("speculative-config", settings.get("sc"))),
+        drafter=_drafter(settings.get("speculative-config")),
         shutdown_timeout=settings.get("shutdown-timeout"),
         step_tokens=_step_tokens(settings.get("max-num-batched-tokens")),
     )
@@ -142,58 +131,6 @@ def check_keys(path: Path) -> None:
         raise ConfigurationError(f"key file {path} holds no key: {remedy}")
 
 
-def _pairs(arguments: Sequence[str]) -> Iterator[tuple[str, Any]]:
-    """Yield (option, value) as vLLM's parser pairs them: a later one wins, several words become a list."""
-    option, words = "model", list[str]()
-    for argument in arguments:
-        if argument.startswith("-") and not _is_number(argument):
-            if words or option != "model":
-                yield option, _value(words)
-            name, equals, value = argument.lstrip("-").partition("=")
-            option, words = name.replace("_", "-"), [value] if equals else []
-        else:
-            words.append(argument)
-    if words or option != "model":
-        yield option, _value(words)
-
-
-def _value(words: list[str]) -> str | list[str] | None:
-    return words if len(words) > 1 else next(iter(words), None)
-
-
-def _is_number(argument: str) -> bool:
-    try:
-        float(argument)
-    except ValueError:
-        return False
-    return True
-
-
-def _spelled(flag: str, settings: Mapping[str, Any]) -> str | None:
-    """Return the setting that is `flag`: vLLM's parser takes any beginning that is of one option alone."""
-    return next((name for name in settings if _is_beginning(f"--{name}", flag)), None)
-
-
-def _is_beginning(given: str, option: str) -> bool:
-    return given == option or (len(given) >= _SHORTEST and option.startswith(given))
-
-
-def _config_file(name: Any) -> dict[str, Any]:
-    if not isinstance(name, str):
-        raise ConfigurationError("--config needs one file")
-    try:
-        content = yaml.safe_load(Path(name).read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ConfigurationError(f"--config {name} does not exist: mount the engine's configuration there") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"--config {name} cannot be read: {error}") from None
-    except (yaml.YAMLError, ValueError) as error:  # a ValueError for a date that is none, such as 2025-02-30
-        raise ConfigurationError(f"--config {name} is not YAML: {' '.join(str(error).split())}") from None
-    if not isinstance(content, dict):
-        raise ConfigurationError(f"--config {name} must hold `option: value` lines")
-    return {str(key).replace("_", "-"): value for key, value in content.items() if value is not False}
-
-
 def _port(settings: Mapping[str, Any]) -> int:
     port = settings.get("port", _DEFAULT_PORT)
     try:
@@ -225,11 +162,6 @@ def _is_address(text: str) -> bool:
 
 
 def _drafter(speculation: Any) -> str | None:
-    if isinstance(speculation, str):
-        try:
-            speculation = json.loads(speculation)
-        except ValueError:
-            return None  # vLLM says better what is wrong with it
     return _text(speculation.get("model")) or None if isinstance(speculation, dict) else None
 
 

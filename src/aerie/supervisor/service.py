@@ -17,6 +17,7 @@ from typing import Any
 import aerie
 from aerie import patches
 from aerie.diagnosis import Diagnosis, Evidence
+from aerie.engine_arguments import ConfigurationError
 from aerie.status import serve_status
 from aerie.supervisor import arguments, crash, gpus
 from aerie.supervisor.json_file import JsonFile
@@ -178,7 +179,7 @@ class _Service:
             return crash.STUCK
         try:
             engine = self._configuration()
-        except arguments.ConfigurationError as error:
+        except ConfigurationError as error:
             self._dispatch(Held(str(error)))
             return USAGE_ERROR
         self._state = replace(self._state, model=engine.served_name)
@@ -232,7 +233,7 @@ class _Service:
         arguments.draining(engine, self._options.drain_timeout)
         if engine.port == self._options.status_port:
             both = f"port {self._options.status_port} is given to both the API and the status"
-            raise arguments.ConfigurationError(f"{both}: change --port or --status-port")
+            raise ConfigurationError(f"{both}: change --port or --status-port")
         return engine
 
     def _tell(self, run: EngineRun, diagnosis: Diagnosis, event: Callable[[crash.Shown], Event]) -> None:

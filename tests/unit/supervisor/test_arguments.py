@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from aerie.supervisor.arguments import ConfigurationError, check_paths, draining, read
+from aerie.engine_arguments import ConfigurationError
+from aerie.supervisor.arguments import check_paths, draining, read
 
 
 def config(tmp_path, text):
