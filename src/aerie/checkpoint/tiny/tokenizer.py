@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from aerie.checkpoint.tiny.script import BASE_VOCABULARY, PIECES, SPECIAL_ID, SPECIALS, STRUCTURE, merges
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
 # Positions that the model was made for; config.json's `max_position_embeddings` says the same.
@@ -63,7 +64,7 @@ def write_fast_form(folder: Path) -> None:
     _copy("chat_template.jinja", folder)
 
 
-def write_tiktoken_form(folder: Path) -> None:
+def write_tiktoken_form(folder: Path, special_id: Mapping[str, int] = SPECIAL_ID) -> None:
     """Write the same tokenizer as Kimi's own repositories hold it; loading it takes `trust_remote_code`."""
     ranks = [b"%s %d\n" % (base64.b64encode(token), rank) for rank, token in enumerate(BASE_VOCABULARY)]
     (folder / "tiktoken.model").write_bytes(b"".join(ranks))
@@ -74,7 +75,7 @@ def write_tiktoken_form(folder: Path) -> None:
         "pieces": PIECES,
         "added_tokens_decoder": {
             str(token_id): {"content": name, "special": name not in STRUCTURE, **flags}
-            for name, token_id in SPECIAL_ID.items()
+            for name, token_id in special_id.items()
         },
         **ROLES,
     }
