@@ -1,0 +1,1 @@
+"""What can be known in two seconds, from configuration and headers alone."""

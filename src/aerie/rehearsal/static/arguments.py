@@ -1,0 +1,316 @@
+"""Settings that contradict each other, the pair or the hardware, each with the better value. Pure.
+
+What vLLM finds only after the load, or never; and what it finds at once, so that all of it is told together. Places are
+those of vLLM 0.32.0.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from aerie.checkpoint.config import Drafter, Target
+from aerie.rehearsal.findings import Finding, failed, passed, warned
+from aerie.rehearsal.static.hardware import Hardware
+from aerie.rehearsal.static.settings import Settings
+
+_LARGEST_GRAPH = 512
+"""Rows; vLLM's own limit for captured graphs but on sm_100 (config/vllm.py)."""
+_MLA_KV_DTYPES = frozenset({"auto", "bfloat16", "float16", "fp8", "fp8_e4m3"})
+_SAFE_WITH_DCP = 0.90
+_MOST_DRAFTED = 16
+
+
+@dataclass(frozen=True)
+class Setup:
+    """All that the rules look at; `patches` are the names of those in this image's vLLM."""
+
+    settings: Settings
+    target: Target
+    drafter: Drafter | None
+    hardware: Hardware
+    patches: frozenset[str]
+
+    @property
+    def longest(self) -> int:
+        """Longest request in tokens."""
+        given = self.settings.longest
+        return given if given and given > 0 else self.target.positions
+
+    @property
+    def drafted(self) -> int:
+        """Tokens drafted a step; 0 without speculation."""
+        return self.settings.speculation.tokens if self.settings.speculation else 0
+
+    @property
+    def rows(self) -> int:
+        """Rows of a step in which every sequence is verified."""
+        return self.settings.sequences * (self.drafted + 1)
+
+    @property
+    def has_fp8_cache(self) -> bool:
+        """Whether the KV cache is kept in FP8, by argument or by what the checkpoint says."""
+        quantization = self.target.quantization
+        by_checkpoint = bool(quantization and quantization.kv_cache == "float8")
+        return self.settings.kv_dtype.startswith("fp8") or (self.settings.kv_dtype == "auto" and by_checkpoint)
+
+
+Rule = Callable[[Setup], Iterator[Finding]]
+
+
+def contradictions(setup: Setup) -> Iterator[Finding]:
+    """Yield what each rule finds; where one finds nothing, that it passed."""
+    for check, rule in _RULES.items():
+        found = list(rule(setup))
+        yield from found or [passed(check, "nothing contradicts")]
+
+
+def _parallelism(setup: Setup) -> Iterator[Finding]:
+    check = "parallelism"
+    settings = setup.settings
+    ranks = settings.tensor_parallel
+    heads = {"the target's": setup.target.attention.heads} | (
+        {"the drafter's": setup.drafter.heads} if setup.drafter else {}
+    )
+    for whose, number in heads.items():
+        if number % ranks:
+            possible = ", ".join(str(each) for each in range(1, setup.hardware.count + 1) if number % each == 0)
+            yield failed(
+                check,
+                f"tensor-parallel-size {ranks} does not divide {whose} {number} heads",
+                f"set tensor-parallel-size to one of {possible}",
+            )
+        elif number == ranks:
+            yield warned(
+                check,
+                f"{whose} {number} heads leave one a rank, for which MLA's decoding takes another kernel",
+                "set a smaller tensor-parallel-size",
+                "vllm/v1/attention/ops/triton_decode_attention.py",
+            )
+    needed = settings.ranks * settings.data_parallel
+    if setup.hardware.chip and needed > setup.hardware.count:
+        yield failed(
+            check,
+            f"{needed} GPUs are asked for, and there are {setup.hardware.count}",
+            "lower tensor-, pipeline- or data-parallel-size",
+        )
+    if ranks % settings.context_parallel:
+        yield failed(
+            check,
+            f"decode-context-parallel-size {settings.context_parallel} does not divide tensor-parallel-size {ranks}",
+            "set one that does",
+            "vllm/config/parallel.py",
+        )
+    if setup.target.experts.width % ranks or (setup.target.experts.width // ranks) % 32:
+        yield failed(
+            check,
+            f"an expert's {setup.target.experts.width} columns over {ranks} ranks cut groups of 32 that share a scale",
+            "set a smaller tensor-parallel-size, or enable-expert-parallel",
+            "compressed_tensors_moe_wna16.py",
+        )
+
+
+def _pipeline(setup: Setup) -> Iterator[Finding]:
+    check = "pipeline stages"
+    settings = setup.settings
+    if settings.pipeline_parallel == 1 or not settings.speculation:
+        return
+    if "eagle3-over-pp" not in setup.patches:
+        yield failed(
+            check,
+            "this vLLM does not hand auxiliary states from one pipeline stage to the next",
+            "set pipeline-parallel-size to 1, or use an image with the patch eagle3-over-pp",
+            "vllm/model_executor/models/eagle3_utils.py",
+        )
+    if settings.flag("async-scheduling") is False:
+        yield failed(
+            check,
+            "speculation over pipeline stages without asynchronous scheduling hangs at the first request",
+            "take async-scheduling: false out",
+            "https://github.com/vllm-project/vllm/issues/30436",
+        )
+
+
+def _decode_context(setup: Setup) -> Iterator[Finding]:
+    check = "decode context parallelism"
+    settings = setup.settings
+    if settings.context_parallel == 1 or not settings.speculation:
+        return
+    if setup.drafter and not setup.drafter.is_mla:
+        yield failed(
+            check,
+            "a Llama drafter under decode-context-parallel-size attends with other heads' keys",
+            "set decode-context-parallel-size to 1, or take an MLA drafter",
+        )
+    asked = str(settings.compilation.get("cudagraph_mode", "")).upper()
+    patched = "dcp-graphs-of-verification" in setup.patches
+    if not settings.eager and ("FULL" in asked or not (asked or patched)):
+        yield (warned if patched else failed)(
+            check,
+            "speculation with DCP cannot be captured in full graphs"
+            + (": vLLM takes piecewise ones instead" if patched else ", and the capture after the load asserts so"),
+            "set compilation-config: {cudagraph_mode: PIECEWISE}",
+            "https://github.com/vllm-project/vllm/issues/40608",
+        )
+    if settings.utilization > _SAFE_WITH_DCP:
+        yield warned(
+            check,
+            f"at gpu-memory-utilization {settings.utilization} such hosts got ready, and out of memory under load",
+            f"set gpu-memory-utilization to {_SAFE_WITH_DCP:.2f}",
+            "https://github.com/local-inference-lab/rtx6kpro",
+        )
+
+
+def _graphs(setup: Setup) -> Iterator[Finding]:
+    check = "CUDA graphs"
+    settings = setup.settings
+    if settings.eager or setup.hardware.chip is None:
+        return
+    largest = settings.largest_graph or min(2 * setup.rows, _LARGEST_GRAPH)
+    if largest < setup.rows:
+        yield warned(
+            check,
+            f"a full batch has {setup.rows} rows (max-num-seqs {settings.sequences} x {setup.drafted + 1}), and graphs "
+            f"are captured up to {largest}: it runs without one",
+            f"set max-num-seqs to {largest // (setup.drafted + 1)}, or max-cudagraph-capture-size to {setup.rows}",
+            "vllm/v1/worker/gpu/cudagraph_utils.py",
+        )
+
+
+def _batches(setup: Setup) -> Iterator[Finding]:
+    check = "batches"
+    settings = setup.settings
+    step, sequences = settings.step_tokens, settings.sequences
+    if step < sequences:
+        yield failed(
+            check,
+            f"max-num-batched-tokens {step} is below max-num-seqs {sequences}",
+            f"set max-num-batched-tokens to {max(setup.rows, 8192)}",
+        )
+    elif step < setup.rows:
+        yield warned(
+            check,
+            f"max-num-batched-tokens {step} is below the {setup.rows} rows of a full batch: some sequences always wait",
+            f"set max-num-batched-tokens to {max(setup.rows, 8192)}",
+        )
+    whole_prompts = settings.flag("enable-chunked-prefill") is False or setup.hardware.chip is None
+    if whole_prompts and step < setup.longest:
+        yield failed(
+            check,
+            f"prompts are taken whole here, and one of max-model-len {setup.longest} exceeds a step of {step}",
+            f"set max-num-batched-tokens to {setup.longest}",
+            "vllm/platforms/cpu.py",
+        )
+    if setup.longest > setup.target.positions:
+        yield failed(
+            check,
+            f"max-model-len {setup.longest} is above the {setup.target.positions} positions of the model",
+            f"set max-model-len to {setup.target.positions} or less",
+        )
+    if not 0 < settings.utilization <= 1:
+        yield failed(
+            check,
+            f"gpu-memory-utilization {settings.utilization} is no share of the memory",
+            "set 0.90",
+            "vllm/config/cache.py",
+        )
+
+
+def _kv_cache(setup: Setup) -> Iterator[Finding]:
+    check = "KV cache type"
+    settings = setup.settings
+    if settings.kv_dtype not in _MLA_KV_DTYPES:
+        yield failed(
+            check,
+            f"kv-cache-dtype {settings.kv_dtype} is none that MLA has kernels for on this hardware",
+            f"set one of {', '.join(sorted(_MLA_KV_DTYPES))}",
+            "vllm/v1/attention/backends/mla/triton_mla.py",
+        )
+    if not setup.has_fp8_cache:
+        return
+    if settings.kv_dtype == "auto":
+        yield warned(
+            check, "the checkpoint selects an FP8 cache by itself", "write kv-cache-dtype out, as fp8 or as bfloat16"
+        )
+    if setup.hardware.chip == "sm_120" and "decode-fp8-kv-fits-sm120" not in setup.patches:
+        yield failed(
+            check,
+            "MLA's decoding with an FP8 cache needs 102,400 bytes of shared memory, and sm_120 has 101,376",
+            "set kv-cache-dtype to bfloat16, or use an image with the patch decode-fp8-kv-fits-sm120",
+            "https://github.com/vllm-project/vllm/issues/46721",
+        )
+    own = settings.speculation.text("kv_cache_dtype") if settings.speculation else None
+    if setup.drafter and not setup.drafter.is_mla and own is None:
+        yield warned(
+            check,
+            "the Llama drafter would keep its keys in FP8, too, which FLASH_ATTN refuses on this chip",
+            'add "kv_cache_dtype": "bfloat16" to speculative-config',
+            "vllm/v1/attention/backends/fa_utils.py",
+        )
+
+
+def _speculation(setup: Setup) -> Iterator[Finding]:
+    check = "speculation"
+    speculation = setup.settings.speculation
+    if speculation is None:
+        yield warned(
+            check, "no speculative-config: every token takes a step of its own", "see config/kimi-k2.5.yaml for one"
+        )
+        return
+    if speculation.method != "eagle3":
+        guessed = (
+            "none, so vLLM guesses it from the drafter's path" if speculation.method is None else speculation.method
+        )
+        yield failed(check, f"the method is {guessed}", "set method: eagle3 in speculative-config")
+    if not 0 < speculation.tokens <= _MOST_DRAFTED:
+        yield failed(
+            check,
+            f"num_speculative_tokens is {speculation.tokens}",
+            "set num_speculative_tokens: 3, which was the best for Kimi-K2.5",
+        )
+    ranks = speculation.text("draft_tensor_parallel_size")
+    if ranks is not None and ranks != str(setup.settings.tensor_parallel):
+        yield failed(
+            check,
+            f"draft_tensor_parallel_size {ranks} differs from tensor-parallel-size {setup.settings.tensor_parallel}",
+            "take it out: EAGLE-3's drafters run on the target's ranks",
+            "vllm/config/speculative.py",
+        )
+
+
+def _pictures(setup: Setup) -> Iterator[Finding]:
+    settings = setup.settings
+    if not settings.flag("language-model-only"):
+        return
+    for option in ("mm-encoder-tp-mode", "limit-mm-per-prompt"):
+        if settings.text(option) is not None:
+            yield warned(
+                "pictures",
+                f"language-model-only leaves the vision tower out, so {option} means nothing",
+                f"take {option} out, or language-model-only where pictures are to be read",
+            )
+
+
+def _parsers(setup: Setup) -> Iterator[Finding]:
+    check = "parsers"
+    settings = setup.settings
+    tools, choice = settings.text("tool-call-parser"), settings.flag("enable-auto-tool-choice")
+    if choice and tools is None:
+        yield failed(check, "enable-auto-tool-choice without a tool-call-parser", "set tool-call-parser: kimi_k2")
+    if tools is not None and not choice:
+        yield warned(
+            check,
+            "without enable-auto-tool-choice no request may leave the choice of a tool to the model",
+            "set enable-auto-tool-choice: true",
+        )
+
+
+_RULES: dict[str, Rule] = {
+    "parallelism": _parallelism,
+    "pipeline stages": _pipeline,
+    "decode context parallelism": _decode_context,
+    "CUDA graphs": _graphs,
+    "batches": _batches,
+    "KV cache type": _kv_cache,
+    "speculation": _speculation,
+    "pictures": _pictures,
+    "parsers": _parsers,
+}

@@ -1,0 +1,159 @@
+"""Settings that contradict each other, the pair or the hardware."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+from series import patch_files
+
+from aerie.checkpoint.config import read_drafter, read_target
+from aerie.engine_arguments import ConfigurationError, read_arguments
+from aerie.rehearsal.findings import Verdict
+from aerie.rehearsal.static.arguments import Setup, contradictions
+from aerie.rehearsal.static.hardware import RTX_PRO_6000
+from aerie.rehearsal.static.settings import settings_from, whole_number
+
+REPOSITORY = Path(__file__).parents[3]
+CPU = dataclasses.replace(RTX_PRO_6000, chip=None, count=1)
+PATCHES = frozenset(path.stem for path in (REPOSITORY / "patches/0.32.0").glob("*.patch"))
+SHIPPED = ["--config", str(REPOSITORY / "config/kimi-k2.5.yaml")]
+
+
+@pytest.fixture
+def found(kimi, mla_drafter):
+    """What the rules say of the shipped configuration with these arguments after it, but for what passes."""
+
+    def check(*arguments, hardware=RTX_PRO_6000, patches=PATCHES, drafter=mla_drafter):
+        settings = settings_from(read_arguments([*SHIPPED, *arguments]), hardware)
+        pair = read_target(kimi.directory), read_drafter(drafter.directory)
+        findings = contradictions(Setup(settings, *pair, hardware, patches))
+        return [finding for finding in findings if finding.verdict is not Verdict.PASSED]
+
+    return check
+
+
+def test_the_series_is_the_one_that_the_rules_name():
+    named = {"eagle3-over-pp", "dcp-graphs-of-verification", "decode-fp8-kv-fits-sm120"}
+    assert named <= {Path(name).stem for name in patch_files(REPOSITORY / "patches/0.32.0")}
+
+
+def test_what_is_shipped_contradicts_nothing(found):
+    assert found() == []
+
+
+def speculation(**options):
+    given = {"method": "eagle3", "model": "/d", "num_speculative_tokens": 3, **options}
+    return ["--speculative-config", json.dumps({name: value for name, value in given.items() if value is not None})]
+
+
+FAILS, WARNS = Verdict.FAILED, Verdict.WARNED
+
+
+@pytest.mark.parametrize(
+    ("arguments", "verdict", "text", "remedy"),
+    [
+        (["-tp", "6"], FAILS, "tensor-parallel-size 6 does not divide the target's 64 heads", "one of 1, 2, 4, 8"),
+        (["-tp", "16"], FAILS, "16 GPUs are asked for, and there are 8", "lower tensor-"),
+        (["-pp", "2"], FAILS, "16 GPUs are asked for", "lower tensor-"),
+        (["-dcp", "3"], FAILS, "-parallel-size 3 does not divide tensor-parallel-size 8", "one that does"),
+        (["-tp", "4", "-pp", "2", "--no-async-scheduling"], FAILS, "hangs at the first request", "async-scheduling"),
+        (["-dcp", "8", "--gpu-memory-utilization", "0.94"], WARNS, "out of memory under load", "utilization to 0.90"),
+        (["-dcp", "8", "-cc.cudagraph_mode", "FULL_AND_PIECEWISE"], WARNS, "takes piecewise ones", "PIECEWISE"),
+        (["--max-num-seqs", "256"], WARNS, "has 1024 rows (max-num-seqs 256 x 4), and graphs are captured up to 512",
+         "set max-num-seqs to 128, or max-cudagraph-capture-size to 1024"),
+        (["--cudagraph-capture-sizes", "1", "2", "256"], WARNS, "captured up to 256", "max-num-seqs to 64"),
+        (["--max-cudagraph-capture-size", "64"], WARNS, "captured up to 64", "max-num-seqs to 16"),
+        (["--max-num-batched-tokens", "100"], FAILS, "max-num-batched-tokens 100 is below max-num-seqs 128", "8192"),
+        (["--max-num-batched-tokens", "256"], WARNS, "below the 512 rows of a full batch", "to 8192"),
+        (["--no-enable-chunked-prefill"], FAILS, "one of max-model-len 131072 exceeds a step of 8192", "to 131072"),
+        (["--max-model-len", "300k"], FAILS, "max-model-len 300000 is above the 262144 positions", "to 262144 or less"),
+        (["--gpu-memory-utilization", "90"], FAILS, "gpu-memory-utilization 90.0 is no share", "0.90"),
+        (["--kv-cache-dtype", "fp8_e5m2"], FAILS, "fp8_e5m2 is none that MLA has kernels for", "bfloat16"),
+        (speculation(method=None), FAILS, "the method is none, so vLLM guesses it", "method: eagle3"),
+        (speculation(method="eagle"), FAILS, "the method is eagle", "method: eagle3"),
+        (speculation(num_speculative_tokens=None), FAILS, "num_speculative_tokens is 0", "num_speculative_tokens: 3"),
+        (speculation(draft_tensor_parallel_size=1), FAILS, "draft_tensor_parallel_size 1 differs from", "take it out"),
+        (["--language-model-only"], WARNS, "so mm-encoder-tp-mode means nothing", "take mm-encoder-tp-mode out"),
+        (["--no-enable-auto-tool-choice"], WARNS, "without enable-auto-tool-choice", "enable-auto-tool-choice: true"),
+    ],
+)  # fmt: skip
+def test_a_contradiction_is_told_with_the_better_value(found, arguments, verdict, text, remedy):
+    told = found(*arguments)
+    assert [finding.verdict for finding in told if text in finding.text] == [verdict], told
+    assert any(remedy in finding.remedy for finding in told if text in finding.text), told
+
+
+def test_one_key_of_speculation_drops_the_rest_as_in_vllm(found):
+    told = found("--speculative-config.num_speculative_tokens", "2")
+    assert ["the method is none" in finding.text for finding in told] == [True]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "patch", "text"),
+    [
+        (["-tp", "4", "-pp", "2"], "eagle3-over-pp", "does not hand auxiliary states from one pipeline stage"),
+        (["-dcp", "8"], "dcp-graphs-of-verification", "the capture after the load asserts so"),
+        (["--kv-cache-dtype", "fp8"], "decode-fp8-kv-fits-sm120", "needs 102,400 bytes of shared memory"),
+    ],
+)  # fmt: skip
+def test_a_missing_patch_is_told_where_it_is_needed(found, arguments, patch, text):
+    assert found(*arguments) == []
+    told = found(*arguments, patches=PATCHES - {patch})
+    assert [finding.verdict for finding in told if text in finding.text] == [Verdict.FAILED]
+    assert any(patch in finding.remedy or "PIECEWISE" in finding.remedy for finding in told)
+
+
+def test_a_llama_drafter_has_needs_of_its_own(found, published):
+    llama = published("lightseekorg--kimi-k2.5-eagle3")
+    assert found(drafter=llama) == []
+    (told,) = found("-dcp", "8", drafter=llama)
+    assert (told.verdict, "attends with other heads' keys" in told.text) == (Verdict.FAILED, True)
+    (told,) = found("--kv-cache-dtype", "fp8", drafter=llama)
+    assert (told.verdict, "kv_cache_dtype" in told.remedy) == (Verdict.WARNED, True)
+    assert found("--kv-cache-dtype", "fp8", *speculation(kv_cache_dtype="bfloat16"), drafter=llama) == []
+
+
+def test_a_checkpoint_that_selects_fp8_by_itself(found, kimi):
+    quantization = read_target(kimi.directory).text["quantization_config"]
+    kimi.change(quantization_config=quantization | {"kv_cache_scheme": {"type": "float", "num_bits": 8}})
+    assert found() == []
+    assert "selects an FP8 cache by itself" in found("--kv-cache-dtype", "auto")[0].text
+
+
+def test_no_speculation_at_all(found, tmp_path):
+    assert "every token takes a step of its own" in found("--speculative-config", "{}")[0].text
+
+
+def test_a_cpu_takes_prompts_whole(found):
+    told = found("-tp", "1", "--max-num-batched-tokens", "4096", hardware=CPU)
+    assert "exceeds a step of 4096" in told[0].text
+    assert found("-tp", "1", "--max-model-len", "4096", "--max-num-batched-tokens", "4096", hardware=CPU) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "number"), [("8192", 8192), ("8k", 8000), ("8K", 8192), ("1.5k", 1500), ("2m", 2_000_000), ("-1", -1)]
+)
+def test_numbers_as_vllm_reads_them(text, number):
+    assert whole_number(text) == number
+
+
+@pytest.mark.parametrize("text", ["", "eight", "1.5K", "8 192", "8kb"])
+def test_what_is_no_number(text):
+    with pytest.raises(ValueError, match=r"."):
+        whole_number(text)
+    with pytest.raises(ConfigurationError, match=f"--max-num-seqs '{text}' is no whole number"):
+        settings_from({"max-num-seqs": text}, RTX_PRO_6000)
+
+
+def test_vllms_own_defaults():
+    """vllm/engine/arg_utils.py: 8192 and 1024 from 70 GiB on; for a CPU 2048 and 128 a rank."""
+    settings = settings_from({"model": "m"}, RTX_PRO_6000)
+    assert (settings.step_tokens, settings.sequences, settings.utilization) == (8192, 1024, 0.92)
+    assert (settings.eager, settings.longest, settings.speculation) == (False, None, None)
+    settings = settings_from({"model": "m", "tensor-parallel-size": "2"}, CPU)
+    assert (settings.step_tokens, settings.sequences) == (4096, 256)
+    assert settings_from({"max-num-batched-tokens": "512"}, RTX_PRO_6000).sequences == 512
+    assert settings_from({"max-model-len": "auto"}, RTX_PRO_6000).longest == -1

@@ -1,0 +1,161 @@
+"""Whether a drafter fits a target."""
+
+from __future__ import annotations
+
+import pytest
+
+from aerie.checkpoint.config import read_drafter, read_target
+from aerie.checkpoint.files import Tensor
+from aerie.checkpoint.layout import drafter_layout
+from aerie.rehearsal.findings import Verdict
+from aerie.rehearsal.static.fit import drafter_fits, generation
+
+CONTEXT = 131_072
+
+
+def findings(target, drafter, tensors=None, longest=CONTEXT):
+    target, drafter = read_target(target.directory), read_drafter(drafter.directory)
+    if tensors is None:
+        tensors = {
+            name: Tensor(*each, "model.safetensors", each.size) for name, each in drafter_layout(drafter).items()
+        }
+    return {finding.check: finding for finding in drafter_fits(target, drafter, tensors, longest)}
+
+
+def verdicts(found):
+    return {check: finding.verdict for check, finding in found.items() if finding.verdict is not Verdict.PASSED}
+
+
+@pytest.mark.parametrize("name", ["lightseekorg--kimi-k2.5-eagle3", "AQ-MedAI--Kimi-K25-eagle3"])
+def test_the_published_drafters_fit(kimi, published, name):
+    assert verdicts(findings(kimi, published(name))) == {}
+
+
+def test_a_drafter_without_positions_has_deepseeks(kimi, mla_drafter):
+    found = findings(kimi, mla_drafter)
+    assert verdicts(found) == {"drafter positions": Verdict.WARNED}
+    assert "end at 4,096, and requests may have 131,072 tokens" in found["drafter positions"].text
+    assert "set max-model-len to 4096" in found["drafter positions"].remedy
+    assert verdicts(findings(kimi, mla_drafter, longest=4096)) == {}
+
+
+def test_layers_that_are_counted_by_their_outputs_are_pointed_out(kimi, published):
+    found = findings(kimi, published("nvidia--Kimi-K2.5-Thinking-Eagle3"))
+    assert verdicts(found) == {"auxiliary layers": Verdict.WARNED}
+    assert found["auxiliary layers"].text.startswith(
+        "the inputs of layers 1, 29, 57, each one lower than vLLM's default"
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "check", "said"),
+    [
+        (
+            {"target_hidden_size": 4096},
+            "drafter hidden size",
+            "reads states of 4096 elements, and the target's have 7168",
+        ),
+        ({"vocab_size": 129280}, "drafter vocabulary", "the drafter reads 129,280 ids, the target has 163,840"),
+        ({"draft_vocab_size": 200000}, "drafter vocabulary", "the drafter drafts 200,000 ids of 163,840"),
+    ],
+)
+def test_a_drafter_for_another_target(kimi, mla_drafter, change, check, said):
+    finding = findings(kimi, mla_drafter.change(**change))[check]
+    assert finding.verdict is Verdict.FAILED
+    assert said in finding.text
+    assert finding.remedy
+
+
+def test_fc_of_another_width(kimi, mla_drafter):
+    """Made for a target of 4096 elements, whatever its config.json says."""
+    fc = {"fc.weight": Tensor("BF16", (7168, 3 * 4096), "model.safetensors", 0), "embed_tokens.weight": None}
+    finding = findings(kimi, mla_drafter, fc)["drafter hidden size"]
+    assert finding.verdict is Verdict.FAILED
+    assert finding.text == "fc.weight reads 12288 elements, and 3 auxiliary states of 7168 have 21504"
+
+
+def test_an_embedding_that_cannot_be_shared(kimi, mla_drafter):
+    mla_drafter.change(hidden_size=4096, target_hidden_size=7168)
+    finding = findings(kimi, mla_drafter, {"norm.weight": None})["drafter hidden size"]
+    assert finding.verdict is Verdict.FAILED
+    assert "no embedding of its own and 4096 elements, the target's embedding has 7168" in finding.text
+
+
+@pytest.mark.parametrize(
+    ("ids", "said"),
+    [
+        ([0, 30, 61], None),
+        ([2, 30, 62], "layer 62 of 61: id i is the input of layer i, so ids are 0 to 61"),
+        ([2, 30, 70], "layer 70 of 61"),
+        ([-1, 30, 58], "layer -1 of 61"),
+        ([2, 30, 30], "an id occurs twice in [2, 30, 30]"),
+        ([58, 30, 2], "[58, 30, 2] is not in ascending order"),
+        ([2, "30", 58], "the ids are [2, '30', 58], not whole numbers"),
+        ([2, True, 58], "not whole numbers"),
+        ([2, 30], None),
+    ],
+)
+@pytest.mark.parametrize("nested", [False, True])
+def test_layer_ids(kimi, mla_drafter, ids, said, nested):
+    if nested:
+        mla_drafter.change(eagle_config={"eagle_aux_hidden_state_layer_ids": ids})
+    else:
+        mla_drafter.change(eagle_aux_hidden_state_layer_ids=ids)
+    finding = findings(kimi, mla_drafter)["auxiliary layers"]
+    if said is None:
+        assert finding.verdict is Verdict.PASSED
+    else:
+        assert finding.verdict is Verdict.FAILED
+        assert said in finding.text
+        assert str(mla_drafter.directory) in finding.remedy
+
+
+def test_numbers_of_states_that_contradict_each_other(kimi, mla_drafter):
+    found = findings(kimi, mla_drafter.change(num_aux_hidden_states=4))["auxiliary layers"]
+    assert (found.verdict, found.text) == (Verdict.FAILED, "3 ids, and num_aux_hidden_states is 4")
+    found = findings(kimi, mla_drafter.change(eagle_config=None))["auxiliary layers"]
+    assert (found.verdict, found.text[:46]) == (Verdict.FAILED, "the drafter reads 4 states and names no layers")
+
+
+def test_a_reduced_vocabulary_without_its_mapping(kimi, published):
+    drafter = published("AQ-MedAI--Kimi-K25-eagle3")
+    finding = findings(kimi, drafter, {"fc.weight": None})["drafter vocabulary"]
+    assert finding.verdict is Verdict.FAILED
+    assert "has no d2t" in finding.text
+
+
+def test_another_dtype(kimi, mla_drafter):
+    found = findings(kimi, mla_drafter.change(torch_dtype="float16"))["drafter dtype"]
+    assert found.verdict is Verdict.WARNED
+    assert "published in float16, and vLLM runs it in the target's bfloat16" in found.text
+
+
+@pytest.mark.parametrize(
+    ("path", "named"),
+    [
+        ("/data/models/Kimi-K2.5", "K2.5"),
+        ("/data/models/kimi-k2.6-eagle3-mla", "K2.6"),
+        ("/data/AQ-MedAI--Kimi-K25-eagle3", "K2.5"),
+        ("/data/Kimi-K2-Instruct-0905", "K2"),
+        ("/hub/models--moonshotai--Kimi-K2.7-Code/snapshots/0b0c6ac039089ad2c2418c91c039553381a302d9", "K2.7"),
+        ("/data/Kimi-K2.5/target", "K2.5"),
+        ("/data/kimi_k2", "K2"),
+        ("/data/llama", None),
+        ("/data/kimi-linear", None),
+    ],
+)
+def test_generations_are_read_from_names(tmp_path, path, named):
+    assert generation(tmp_path.__class__(path)) == named
+
+
+def test_a_drafter_of_another_generation(published):
+    target = published("moonshotai--Kimi-K2.5")
+    drafter = published("lightseekorg--kimi-k2.5-eagle3-mla", called="kimi-k2.6-eagle3-mla")
+    finding = findings(target, drafter)["drafter generation"]
+    assert finding.verdict is Verdict.FAILED
+    assert "for Kimi-K2.6 and the target is a Kimi-K2.5" in finding.text
+
+
+def test_a_drafter_without_a_generation_is_told_as_not_looked_at(kimi, published):
+    drafter = published("lightseekorg--kimi-k2.5-eagle3-mla", called="drafter")
+    assert findings(kimi, drafter)["drafter generation"].verdict is Verdict.SKIPPED
