@@ -4,19 +4,24 @@ Each token may occur once, for the last token alone decides the next. So words a
 was used, and the tool call is one without arguments to a function with a short name.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 Encode = Callable[[str], list[int]]
 """The tokens of a text, none of them special."""
 Special = Callable[[str], int | None]
 """The token of a special name, None where the tokenizer has none."""
 
-_THOUGHT = ("Ready", " steady", " go", "o", "k")
-_ANSWER = ("Every", " part", " of", " the", " start", " did", " its", " work", "b", "h", "j")
+THOUGHT: Final = ("Ready", " steady", " go")
+ANSWER: Final = ("Every", " part", " of", " the", " start", " did", " its", " work")
+_LETTERS = tuple("bhjkqwxz")  # for a tokenizer of little more than bytes
 _LEAST_WORDS = 2
 _FUNCTIONS = ("up", "go", "f", "lookup", "x")
-END = "<|im_end|>"
+# As Kimi writes it, and as short as vLLM's parser takes it (vllm/parser/kimi_k2.py).
+CALLS: Final = tuple(form % function for form in ("functions.%s:0", "%s:0") for function in _FUNCTIONS)
+CALL_ARGUMENTS: Final = "{}"
+_END = ("<|im_end|>", "[EOS]")
 
 
 @dataclass(frozen=True)
@@ -24,8 +29,10 @@ class Chain:
     """Tokens in the order in which they are said, from the beginning of an answer to its end."""
 
     tokens: tuple[int, ...]
+    thought: str
+    answer: str
     function: str | None
-    """The function that a tool is called by at the end, None where the tokenizer has no tokens for it."""
+    """The function that is called after the answer, None where the tokenizer has no tokens for it."""
 
 
 def chain_of(encode: Encode, special: Special) -> Chain:
@@ -33,44 +40,51 @@ def chain_of(encode: Encode, special: Special) -> Chain:
 
     Raises ValueError where not even an answer can be said.
     """
-    said: list[int] = []
-    for opening, words in ((("<|im_middle|>", "<think>"), _THOUGHT), (("</think>",), _ANSWER)):
-        said += _known(special, opening)
+    said = _known(special, ("<|im_middle|>", "<think>"))
+    texts = []
+    for words, end in ((THOUGHT, ("</think>",)), (ANSWER, ())):
         chosen = _fresh(encode, words, said)
         if len(chosen) < _LEAST_WORDS:
-            raise ValueError(f"the tokenizer has no {_LEAST_WORDS} words of {words} whose tokens differ")
-        said += [token for word in chosen for token in word]
-    for function in _FUNCTIONS:
-        if call := _call(encode, special, function, said):
-            return Chain((*said, *call, *_known(special, (END,))), function)
-    return Chain((*said, *_known(special, (END,))), None)
+            chosen = _fresh(encode, _LETTERS, said)
+        if len(chosen) < _LEAST_WORDS:
+            raise ValueError(f"the tokenizer has no {_LEAST_WORDS} words of {(*words, *_LETTERS)} whose tokens differ")
+        texts.append("".join(chosen))
+        said += [token for tokens in chosen.values() for token in tokens] + _known(special, end)
+    function = None
+    for call in CALLS:
+        if tokens := _call(encode, special, call, said):
+            function = call.removeprefix("functions.").partition(":")[0]
+            said += tokens
+            break
+    return Chain((*said, *_known(special, _END)), *texts, function)
 
 
 def _known(special: Special, names: Iterable[str]) -> list[int]:
     return [token for name in names if (token := special(name)) is not None]
 
 
-def _fresh(encode: Encode, words: Iterable[str], said: list[int]) -> list[list[int]]:
-    chosen: list[list[int]] = []
+def _fresh(encode: Encode, words: Iterable[str], said: Sequence[int]) -> dict[str, list[int]]:
+    """Return words and their tokens, none of which occurs twice or was said."""
+    chosen: dict[str, list[int]] = {}
     used = set(said)
     for word in words:
         tokens = encode(word)
         if tokens and len(set(tokens)) == len(tokens) and used.isdisjoint(tokens):
-            chosen.append(tokens)
+            chosen[word] = tokens
             used.update(tokens)
     return chosen
 
 
-def _call(encode: Encode, special: Special, function: str, said: list[int]) -> list[int] | None:
+def _call(encode: Encode, special: Special, call: str, said: Sequence[int]) -> list[int] | None:
     """Return the tokens of a call, in Kimi's form; None where one is missing or was used."""
     parts = (
-        special("<|tool_calls_section_begin|>"), special("<|tool_call_begin|>"), encode(f"functions.{function}:0"),
-        special("<|tool_call_argument_begin|>"), encode("{}"),
+        special("<|tool_calls_section_begin|>"), special("<|tool_call_begin|>"), encode(call),
+        special("<|tool_call_argument_begin|>"), encode(CALL_ARGUMENTS),
         special("<|tool_call_end|>"), special("<|tool_calls_section_end|>"),
     )  # fmt: skip
-    call: list[int] = []
+    tokens: list[int] = []
     for part in parts:
         if part is None:
             return None
-        call += part if isinstance(part, list) else [part]
-    return call if len(set(call)) == len(call) and set(call).isdisjoint(said) else None
+        tokens += part if isinstance(part, list) else [part]
+    return tokens if len(set(tokens)) == len(tokens) and set(tokens).isdisjoint(said) else None

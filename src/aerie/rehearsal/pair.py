@@ -11,9 +11,9 @@ from aerie.checkpoint.config import CONFIG, read_drafter, read_target
 from aerie.checkpoint.layout import drafter_layout, drafter_name, target_layout
 from aerie.checkpoint.script import Script
 from aerie.checkpoint.shrink import Change, Profile, shrink_drafter, shrink_target
-from aerie.checkpoint.tiny.script import SPECIALS
 from aerie.checkpoint.tiny.tokenizer import write_tiktoken_form
 from aerie.rehearsal.chain import Chain, chain_of
+from aerie.rehearsal.stand_in import stand_in_for
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -42,9 +42,19 @@ class Pair:
     expected_acceptance: tuple[float, ...] | None
     """By position in a draft; None where the drafter has no head of its own, whose guesses nobody knows."""
 
+    @property
+    def thought(self) -> str:
+        """What it thinks; an engine may put a space before and after what it shows of it."""
+        return self.chain.thought
+
+    @property
+    def answer(self) -> str:
+        """What it answers; an engine may put a space before and after it."""
+        return self.chain.answer
+
 
 class TokenizerError(Exception):
-    """The tokenizer cannot be used; the message says why, in one line."""
+    """The checkpoint's tokenizer cannot be used; the message says why, in one line."""
 
 
 def write_pair(
@@ -58,7 +68,8 @@ def write_pair(
     """Write the pair below `folder`, which is empty.
 
     `present` are the names of the drafter's tensors, None where its weights are not there. Raises TokenizerError where
-    the target's tokenizer cannot be loaded, OSError where nothing can be written.
+    the target's tokenizer cannot be loaded or is of another model, ConfigError where it has none and config.json does
+    not tell enough for one, OSError where a file cannot be read or written.
     """
     from aerie.checkpoint import scripted  # noqa: PLC0415 - torch takes seconds to import
 
@@ -69,9 +80,13 @@ def write_pair(
     shrunken = read_target(place)
     own = any((place / name).is_file() for name in _TOKENIZERS)
     if not own:
-        write_tiktoken_form(place, _special_ids(target))
+        stand_in = stand_in_for(target)
+        write_tiktoken_form(place, stand_in.vocabulary, stand_in.special_id)
     chain = _chain(place)
-    script = Script(shrunken.vocabulary, chain.tokens)
+    try:
+        script = Script(shrunken.vocabulary, chain.tokens)
+    except ValueError as error:
+        raise TokenizerError(f"the tokenizer in {target.directory} is not this model's: {error}") from None
     scripted.write_target(place, shrunken, target_layout(shrunken), script)
     if drafter is None:
         return Pair(place, None, script, chain, smaller.changes, own, None)
@@ -98,17 +113,6 @@ def _write_json(path: Path, content: dict[str, Any]) -> None:
     path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
-def _special_ids(target: Target) -> dict[str, int]:
-    """Return the ids that Kimi's special tokens have by config.json: from the first on, but for the last two."""
-    first, last = target.whole.get("bos_token_id"), target.whole.get("pad_token_id")
-    if not isinstance(first, int) or not isinstance(last, int):
-        raise TokenizerError(
-            f"{target.directory} has no tokenizer, and its config.json no bos_token_id and pad_token_id"
-        )
-    ids = {name: first + number for number, name in enumerate(SPECIALS)}
-    return ids | {SPECIALS[-2]: last - 1, SPECIALS[-1]: last}
-
-
 def _chain(place: Path) -> Chain:
     from transformers import AutoTokenizer  # noqa: PLC0415 - takes seconds to import
 
@@ -121,4 +125,7 @@ def _chain(place: Path) -> Chain:
         token = tokenizer.convert_tokens_to_ids(name)
         return None if token is None or token == tokenizer.unk_token_id else int(token)
 
-    return chain_of(lambda text: list(tokenizer.encode(text, add_special_tokens=False)), special)
+    try:
+        return chain_of(lambda text: list(tokenizer.encode(text, add_special_tokens=False)), special)
+    except ValueError as error:
+        raise TokenizerError(f"the tokenizer in {place} cannot say an answer: {error}") from None

@@ -38,7 +38,8 @@ def test_a_thought_an_answer_and_a_call():
     chain = tokenizer.chain()
     assert chain.function == "up"
     said = tokenizer.text(chain.tokens)
-    assert said.startswith("<|im_middle|><think>Ready steady gook</think>Every part")
+    assert said.startswith("<|im_middle|><think>Ready steady go</think>Every part of<|tool_calls_section_begin|>")
+    assert (chain.thought, chain.answer) == ("Ready steady go", "Every part of")
     assert said.endswith(
         "<|tool_calls_section_begin|><|tool_call_begin|>functions.up:0<|tool_call_argument_begin|>{}"
         "<|tool_call_end|><|tool_calls_section_end|><|im_end|>"
@@ -47,9 +48,11 @@ def test_a_thought_an_answer_and_a_call():
 
 
 def test_bytes_alone_make_do_with_less():
-    """`functions` has two n, so there is no call."""
-    chain = Tokenizer().chain()
-    assert chain.function is None
+    """`functions` has two n, and vLLM takes a call without it, too."""
+    tokenizer = Tokenizer()
+    chain = tokenizer.chain()
+    assert (chain.thought, chain.answer, chain.function) == ("Ready go", "bhjkqwxz", "up")
+    assert "<|tool_call_begin|>up:0<|tool_call_argument_begin|>{}<|tool_call_end|>" in tokenizer.text(chain.tokens)
     assert len(set(chain.tokens)) == len(chain.tokens)
 
 

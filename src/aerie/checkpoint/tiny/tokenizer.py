@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from aerie.checkpoint.tiny.script import BASE_VOCABULARY, PIECES, SPECIAL_ID, SPECIALS, STRUCTURE, merges
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
 # Positions that the model was made for; config.json's `max_position_embeddings` says the same.
@@ -64,9 +64,11 @@ def write_fast_form(folder: Path) -> None:
     _copy("chat_template.jinja", folder)
 
 
-def write_tiktoken_form(folder: Path, special_id: Mapping[str, int] = SPECIAL_ID) -> None:
-    """Write the same tokenizer as Kimi's own repositories hold it; loading it takes `trust_remote_code`."""
-    ranks = [b"%s %d\n" % (base64.b64encode(token), rank) for rank, token in enumerate(BASE_VOCABULARY)]
+def write_tiktoken_form(
+    folder: Path, vocabulary: Sequence[bytes] = BASE_VOCABULARY, special_id: Mapping[str, int] = SPECIAL_ID
+) -> None:
+    """Write a tokenizer as Kimi's own repositories hold theirs; loading it takes `trust_remote_code`."""
+    ranks = [b"%s %d\n" % (base64.b64encode(token), rank) for rank, token in enumerate(vocabulary)]
     (folder / "tiktoken.model").write_bytes(b"".join(ranks))
     flags = {"normalized": False, "lstrip": False, "rstrip": False, "single_word": False}
     config = {
