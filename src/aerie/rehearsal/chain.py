@@ -41,26 +41,29 @@ def chain_of(encode: Encode, special: Special) -> Chain:
     Raises ValueError where not even an answer can be said.
     """
     said = _known(special, ("<|im_middle|>", "<think>"))
-    texts = []
-    for words, end in ((THOUGHT, ("</think>",)), (ANSWER, ())):
-        chosen = _fresh(encode, words, said)
-        if len(chosen) < _LEAST_WORDS:
-            chosen = _fresh(encode, _LETTERS, said)
-        if len(chosen) < _LEAST_WORDS:
-            raise ValueError(f"the tokenizer has no {_LEAST_WORDS} words of {(*words, *_LETTERS)} whose tokens differ")
-        texts.append("".join(chosen))
-        said += [token for tokens in chosen.values() for token in tokens] + _known(special, end)
+    thought, tokens = _text(encode, THOUGHT, said)
+    said += [*tokens, *_known(special, ("</think>",))]
+    answer, tokens = _text(encode, ANSWER, said)
+    said += tokens
     function = None
     for call in CALLS:
-        if tokens := _call(encode, special, call, said):
+        if called := _call(encode, special, call, said):
             function = call.removeprefix("functions.").partition(":")[0]
-            said += tokens
+            said += called
             break
-    return Chain((*said, *_known(special, _END)), *texts, function)
+    return Chain((*said, *_known(special, _END)), thought, answer, function)
 
 
 def _known(special: Special, names: Iterable[str]) -> list[int]:
     return [token for name in names if (token := special(name)) is not None]
+
+
+def _text(encode: Encode, words: Sequence[str], said: Sequence[int]) -> tuple[str, list[int]]:
+    for some in (words, _LETTERS):
+        chosen = _fresh(encode, some, said)
+        if len(chosen) >= _LEAST_WORDS:
+            return "".join(chosen), [token for tokens in chosen.values() for token in tokens]
+    raise ValueError(f"the tokenizer has no {_LEAST_WORDS} words of {(*words, *_LETTERS)} whose tokens differ")
 
 
 def _fresh(encode: Encode, words: Iterable[str], said: Sequence[int]) -> dict[str, list[int]]:
