@@ -7,7 +7,8 @@ blocks share a multiprocessor than on sm_120, where each of the candidates is al
 twice: as it comes, and `alone`, with so much shared memory asked for that no second block fits beside it. Before the
 times, each candidate's result is compared with float64.
 
-Needs torch, Triton, and the kernels' file (that of the installed vLLM if none is named); about 2 minutes on an H200.
+Needs torch, Triton, aerie, and the kernels' file (that of the installed vLLM if none is named); about 2 minutes on an
+H200.
 """
 
 from __future__ import annotations
@@ -31,9 +32,12 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "patches" / "contracts"))
 
 import torch
 import triton
-from decode_kernel_file import LATENT, ROPE, Chip, Decode, compile_ahead, decode, installed, load
+from decode_kernel_file import LATENT, ROPE, decode, largest_error
 from triton.compiler.compiler import make_backend
 from triton.runtime.errors import OutOfResources
+
+from aerie.rehearsal.decode_kernel import Decode, compile_ahead, installed, load
+from aerie.rehearsal.kernels import Chip, splits
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -56,11 +60,6 @@ class Variant(NamedTuple):
     stages: int
     heads: int
     page: int
-
-
-def splits(context: int, multiprocessors: int) -> int:
-    """As triton_mla.py's _compute_num_kv_splits chooses them."""
-    return min(triton.next_power_of_2(max(1, context // 512)), 2 * multiprocessors)
 
 
 @contextlib.contextmanager
@@ -128,7 +127,7 @@ def errors(module: Any) -> dict[Variant, float]:
         scale = 0.5 if cache == "fp8" else 1.0
         step = decode(UNEQUAL, heads, page, 32, cache_type=CACHES[cache], device="cuda", scale=scale)
         with chosen(module, *variant), contextlib.suppress(OutOfResources):
-            found[Variant(cache, *variant, heads, page)] = step.largest_error(module)
+            found[Variant(cache, *variant, heads, page)] = largest_error(step, module)
     return found
 
 

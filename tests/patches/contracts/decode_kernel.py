@@ -20,8 +20,11 @@ os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
 
 import torch
 import triton
-from decode_kernel_file import SM_90, SM_100, SM_120, Chip, Launch, compile_ahead, decode, load
+from decode_kernel_file import decode
 from verdict import contract, main
+
+from aerie.rehearsal.decode_kernel import Launch, compile_ahead, load
+from aerie.rehearsal.kernels import SM_90, SM_100, SM_120, Chip
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

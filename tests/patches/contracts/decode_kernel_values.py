@@ -17,8 +17,11 @@ GPU = torch.cuda.is_available()
 if not GPU:
     os.environ["TRITON_INTERPRET"] = "1"  # Triton reads it once
 
-from decode_kernel_file import LATENT, SM_90, SM_120, Chip, decode, load  # noqa: E402
+from decode_kernel_file import LATENT, decode, largest_error  # noqa: E402
 from verdict import contract, main  # noqa: E402
+
+from aerie.rehearsal.decode_kernel import load  # noqa: E402
+from aerie.rehearsal.kernels import SM_90, SM_120, Chip  # noqa: E402
 
 DEVICE = "cuda" if GPU else "cpu"
 TYPE = torch.bfloat16 if GPU else torch.float16
@@ -52,7 +55,7 @@ def values() -> str:
     cases = list(itertools.product(launched, (2, 8, 16, 64), (16, 64)))
     for (module, cache), heads, page in cases:
         scale = 1.0 if cache == TYPE else 0.5
-        error = decode(LENGTHS, heads, page, SPLITS, TYPE, cache, DEVICE, scale).largest_error(module)
+        error = largest_error(decode(LENGTHS, heads, page, SPLITS, TYPE, cache, DEVICE, scale), module)
         assert error < TOLERANCE, (
             f"{module.__name__}, {cache}, {heads} heads, page {page}: "
             f"off by {error:.4f} where less than {TOLERANCE} is right"
@@ -89,7 +92,7 @@ def offsets() -> str:
             part = part[::every, :, :1]
         rows, heads, splits, _ = part.shape
         step = replace(decode([2 * splits] * rows, heads, 16, 1, TYPE, TYPE, DEVICE), logits=part)
-        error = step.largest_error(module)
+        error = largest_error(step, module)
         lost = (part[..., LATENT] == 0).any(-1).nonzero().tolist()
         assert not lost, (
             f"{len(lost)} of {rows * heads} pairs of row and head did not write their place in the scratch, the first "
