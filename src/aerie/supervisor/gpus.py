@@ -3,6 +3,7 @@
 import functools
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 try:
@@ -14,6 +15,33 @@ _Answer = TypeVar("_Answer")
 
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 _CONTEXTS = 512 * 2**20  # bytes a GPU that other programs' contexts may come to hold while an engine runs
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """What a GPU is, whatever runs on it."""
+
+    name: str
+    capability: tuple[int, int]
+    memory: int
+    """Bytes that CUDA has: without what the driver keeps to itself, 0.6 GiB of an RTX PRO 6000 or an H200."""
+    cores: int
+
+
+def devices() -> tuple[Device, ...]:
+    """Return the visible GPUs; () where one cannot be asked, as a part of a GPU that MIG cut."""
+    return _each(_device)
+
+
+def driver() -> str | None:
+    """Return the version of NVIDIA's driver, None where it cannot be asked."""
+    if pynvml is None:
+        return None
+    try:
+        _connect()
+        return os.fsdecode(pynvml.nvmlSystemGetDriverVersion())
+    except pynvml.NVMLError:
+        return None
 
 
 def used_bytes() -> tuple[int, ...]:
@@ -40,6 +68,16 @@ def released(baseline: Sequence[int], used: Sequence[int]) -> bool:
     GPUs that cannot be asked any more hold nothing that waiting could bring back: True.
     """
     return all(now <= before + _CONTEXTS for before, now in zip(baseline, used, strict=False))
+
+
+def _device(gpu: Any) -> Device:
+    memory = pynvml.nvmlDeviceGetMemoryInfo(gpu, version=pynvml.nvmlMemory_v2)
+    return Device(
+        name=os.fsdecode(pynvml.nvmlDeviceGetName(gpu)),
+        capability=tuple(pynvml.nvmlDeviceGetCudaComputeCapability(gpu)),
+        memory=int(memory.total - memory.reserved),
+        cores=int(pynvml.nvmlDeviceGetNumGpuCores(gpu)),
+    )
 
 
 def _each(ask: Callable[[Any], _Answer]) -> tuple[_Answer, ...]:

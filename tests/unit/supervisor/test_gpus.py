@@ -34,8 +34,24 @@ class Nvml:
     def nvmlDeviceGetPciInfo(self, gpu):
         return type("Pci", (), {"busId": f"0000000{gpu}:4{gpu}:00.0"})
 
-    def nvmlDeviceGetMemoryInfo(self, gpu):
-        return type("Memory", (), {"used": self.used[gpu]})
+    nvmlMemory_v2 = 2
+
+    def nvmlDeviceGetMemoryInfo(self, gpu, version=None):
+        # As an RTX PRO 6000 has it: the first version's figures do not tell what the driver keeps to itself.
+        reserved = {"reserved": 97_887 * 2**20 - 101_972_967_424} if version == self.nvmlMemory_v2 else {}
+        return type("Memory", (), {"used": self.used[gpu], "total": 97_887 * 2**20, **reserved})
+
+    def nvmlDeviceGetName(self, _):
+        return "NVIDIA RTX PRO 6000 Blackwell Server Edition"
+
+    def nvmlDeviceGetCudaComputeCapability(self, _):
+        return [12, 0]
+
+    def nvmlDeviceGetNumGpuCores(self, _):
+        return 24_064
+
+    def nvmlSystemGetDriverVersion(self):
+        return "580.159.04"
 
     def nvmlDeviceGetUtilizationRates(self, gpu):
         return type("Rates", (), {"gpu": 100 * (self.used[gpu] > 0)})
@@ -57,7 +73,8 @@ def nvml(monkeypatch):
 
 def test_without_the_library_there_is_no_gpu(monkeypatch):
     monkeypatch.setattr(gpus, "pynvml", None)
-    assert gpus.used_bytes() == gpus.busy_percent() == gpus.pci_addresses() == ()
+    assert gpus.used_bytes() == gpus.busy_percent() == gpus.pci_addresses() == gpus.devices() == ()
+    assert gpus.driver() is None
     assert gpus.released((), ())
 
 
@@ -93,3 +110,15 @@ def test_released_is_what_was_there_before_and_some_contexts(nvml):
     assert not gpus.released(baseline, gpus.used_bytes())
     library.used = [GIB + GIB // 4, 2 * GIB]
     assert gpus.released(baseline, gpus.used_bytes())
+
+
+def test_what_the_gpus_are(nvml):
+    nvml(0, 0)
+    device = gpus.Device("NVIDIA RTX PRO 6000 Blackwell Server Edition", (12, 0), 101_972_967_424, 24_064)
+    assert gpus.devices() == (device, device)
+    assert gpus.driver() == "580.159.04"
+
+
+def test_a_driver_that_does_not_answer(nvml):
+    nvml(0, broken=True)
+    assert (gpus.devices(), gpus.driver()) == ((), None)
