@@ -5,6 +5,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import aerie
@@ -14,7 +15,10 @@ _STATUS_URL = f"http://127.0.0.1:{STATUS_PORT}"
 _API_URL = "http://127.0.0.1:8000"
 _KEYS_FILE = Path("/etc/aerie/secrets/api-keys")
 _STATE_DIR = Path("/var/lib/aerie")
+_CACHE_DIR = Path("/var/cache/aerie")
 _INTERRUPTED = 130
+_USAGE = 2  # argparse's own
+_TAKE_ENGINE_ARGUMENTS = ("serve", "rehearse")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -24,8 +28,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     own, engine = (given[: given.index("--")], given[given.index("--") + 1 :]) if "--" in given else (given, [])
     parser = _parser()
     options = parser.parse_args(own)
-    if engine and options.command != "serve":
-        parser.error("only `aerie serve` takes arguments after `--`")
+    if engine and options.command not in _TAKE_ENGINE_ARGUMENTS:
+        parser.error(
+            f"only {' and '.join(f'`aerie {name}`' for name in _TAKE_ENGINE_ARGUMENTS)} take arguments after `--`"
+        )
     options.engine_arguments = engine
     try:
         return int(options.run(options))
@@ -38,52 +44,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"aerie {aerie.__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
-    serve = commands.add_parser(
-        "serve",
-        help="run vLLM under supervision (the container's entry point)",
-        usage="aerie serve [options] -- <arguments of vllm serve>",
-        description="Runs `vllm serve` as a child, says why it died, restarts it with back-off, and serves its state "
-        "on the status port. What another start cannot cure is held until `aerie retry`.",
-        epilog="Exit codes: 0 after a stop, 1 where no status can be served; with --once also 2 wrong configuration, "
-        "3 out of memory, 4 hardware or driver, 5 engine crash, 6 hung or stalled, 128+n killed by signal n.",
-    )
-    serve.add_argument("--once", action="store_true", help="end with the engine instead of starting it again")
-    serve.add_argument(
-        "--state-dir",
-        type=Path,
-        default=_STATE_DIR,
-        metavar="DIR",
-        help=_default("for state.json and the crash reports"),
-    )
-    serve.add_argument(
-        "--cache-dir",
-        type=Path,
-        default=Path("/var/cache/aerie"),
-        metavar="DIR",
-        help=_default("for starts.json, how long earlier starts took"),
-    )
-    serve.add_argument("--status-host", default="0.0.0.0", metavar="HOST", help=_default("to serve the status on"))  # noqa: S104 - in a container; compose publishes it on loopback
-    serve.add_argument(
-        "--status-port", type=_port, default=STATUS_PORT, metavar="PORT", help=_default("to serve the status on")
-    )
-    serve.add_argument(
-        "--api-keys-file", type=Path, default=_KEYS_FILE, metavar="FILE", help=_default("one key a line")
-    )
-    serve.add_argument(
-        "--drain-timeout",
-        type=_whole_seconds,
-        default=90,
-        metavar="S",
-        help=_default("seconds that running requests get after a stop was asked for; vLLM's --shutdown-timeout"),
-    )
-    serve.add_argument(
-        "--stall-timeout",
-        type=float,
-        default=900.0,  # NCCL ends a hung collective itself after 600 s, and says which
-        metavar="S",
-        help=_default("seconds in which nothing moves, then a start is given up and tried again"),
-    )
-    serve.set_defaults(run=_serve)
+    _add_serve(commands)
 
     retry = commands.add_parser(
         "retry",
@@ -177,6 +138,8 @@ def _parser() -> argparse.ArgumentParser:
     diagnose.add_argument("--json", action="store_true", help="print it as JSON")
     diagnose.set_defaults(run=_diagnose)
 
+    _add_rehearse(commands)
+
     model = commands.add_parser("model", help="make checkpoints").add_subparsers(required=True, metavar="KIND")
     tiny = model.add_parser(
         "tiny",
@@ -202,6 +165,117 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _add_serve(commands: Any) -> None:
+    serve = commands.add_parser(
+        "serve",
+        help="run vLLM under supervision (the container's entry point)",
+        usage="aerie serve [options] -- <arguments of vllm serve>",
+        description="Runs `vllm serve` as a child, says why it died, restarts it with back-off, and serves its state "
+        "on the status port. What another start cannot cure is held until `aerie retry`.",
+        epilog="Exit codes: 0 after a stop, 1 where no status can be served; with --once also 2 wrong configuration, "
+        "3 out of memory, 4 hardware or driver, 5 engine crash, 6 hung or stalled, 128+n killed by signal n.",
+    )
+    serve.add_argument("--once", action="store_true", help="end with the engine instead of starting it again")
+    serve.add_argument(
+        "--state-dir",
+        type=Path,
+        default=_STATE_DIR,
+        metavar="DIR",
+        help=_default("for state.json and the crash reports"),
+    )
+    serve.add_argument(
+        "--cache-dir",
+        type=Path,
+        default=_CACHE_DIR,
+        metavar="DIR",
+        help=_default("for starts.json, how long earlier starts took"),
+    )
+    serve.add_argument("--status-host", default="0.0.0.0", metavar="HOST", help=_default("to serve the status on"))  # noqa: S104 - in a container; compose publishes it on loopback
+    serve.add_argument(
+        "--status-port", type=_port, default=STATUS_PORT, metavar="PORT", help=_default("to serve the status on")
+    )
+    serve.add_argument(
+        "--api-keys-file", type=Path, default=_KEYS_FILE, metavar="FILE", help=_default("one key a line")
+    )
+    serve.add_argument(
+        "--drain-timeout",
+        type=_whole_seconds,
+        default=90,
+        metavar="S",
+        help=_default("seconds that running requests get after a stop was asked for; vLLM's --shutdown-timeout"),
+    )
+    serve.add_argument(
+        "--stall-timeout",
+        type=float,
+        default=900.0,  # NCCL ends a hung collective itself after 600 s, and says which
+        metavar="S",
+        help=_default("seconds in which nothing moves, then a start is given up and tried again"),
+    )
+    serve.set_defaults(run=_serve)
+
+
+def _add_rehearse(commands: Any) -> None:
+    rehearse = commands.add_parser(
+        "rehearse",
+        help="go through the whole start-up in a minute, with a shrunken copy of the pair",
+        usage="aerie rehearse [options] -- <arguments of vllm serve>",
+        description="Checks configuration, checkpoints and memory without reading a weight, then starts the engine "
+        "with the same arguments and a shrunken copy of target and drafter, asks it what the service will be asked, "
+        "and stops it. What would fail after the long load fails here. See docs/rehearsal.md.",
+        epilog="Exit codes: 0 passed, maybe with warnings; 1 failed; 2 wrong usage; 130 interrupted.",
+    )
+    rehearse.add_argument(
+        "--target", type=Path, metavar="DIR", help="the target's checkpoint (default: the arguments' model)"
+    )
+    rehearse.add_argument(
+        "--drafter",
+        type=Path,
+        metavar="DIR",
+        help="the drafter's (default: the one of the arguments' speculative-config)",
+    )
+    rehearse.add_argument("--config", metavar="FILE", help="the engine's configuration, as `-- --config FILE`")
+    extent = rehearse.add_argument_group("how much of it")
+    extent.add_argument("--static", action="store_true", help="start no engine: seconds, and no GPU is touched")
+    extent.add_argument(
+        "--without-weights", action="store_true", help="the checkpoints have no weights here: do not look for them"
+    )
+    extent.add_argument(
+        "--beside",
+        action="store_true",
+        help="a service runs on these GPUs: take at most 8 GiB of each, at the lowest priority",
+    )
+    extent.add_argument(
+        "--if-changed", action="store_true", help="do nothing where the same has passed before (kept in --cache-dir)"
+    )
+    extent.add_argument(
+        "--accept",
+        action="append",
+        default=[],
+        metavar="CHECK",
+        help="let this check, named as in the report, fail with a warning; may be given more than once",
+    )
+    extent.add_argument(
+        "--chip",
+        metavar="NAME",
+        help="plan for this chip, such as sm_120, instead of this machine's (the engine runs on what is here)",
+    )
+    extent.add_argument("--gpus", type=_count, metavar="N", help="with --chip: how many of it (default: 8)")
+    output = rehearse.add_argument_group("what is left of it")
+    output.add_argument(
+        "--json", metavar="FILE", help="write the report as JSON; - for stdout, the text then goes to stderr"
+    )
+    output.add_argument("--junit", type=Path, metavar="FILE", help="write the report as JUnit's XML")
+    output.add_argument("--work-dir", type=Path, metavar="DIR", help="keep the shrunken pair and the engine's log here")
+    output.add_argument(
+        "--cache-dir",
+        type=Path,
+        default=_CACHE_DIR,
+        metavar="DIR",
+        help=_default("for what passed, and the shrunken pair"),
+    )
+    rehearse.set_defaults(run=_rehearse)
+
+
 def _default(text: str) -> str:
     return f"{text} (default: %(default)s)"
 
@@ -209,6 +283,12 @@ def _default(text: str) -> str:
 def _whole_seconds(text: str) -> int:
     if not text.isdecimal():
         raise argparse.ArgumentTypeError(f"{text!r} is no whole number of seconds, which vLLM wants")
+    return int(text)
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of GPUs")
     return int(text)
 
 
@@ -305,6 +385,34 @@ def _diagnose(options: argparse.Namespace) -> int:
     from aerie.diagnosis.command import diagnose
 
     return diagnose(options.log, as_json=options.json)
+
+
+def _rehearse(options: argparse.Namespace) -> int:
+    from aerie.rehearsal.command import Options, UsageError, rehearse
+
+    config = [] if options.config is None else ["--config", options.config]
+    try:
+        return rehearse(
+            Options(
+                words=(*config, *options.engine_arguments),
+                target=options.target,
+                drafter=options.drafter,
+                static=options.static,
+                weights=not options.without_weights,
+                chip=options.chip,
+                count=options.gpus,
+                beside=options.beside,
+                if_changed=options.if_changed,
+                accept=tuple(options.accept),
+                work_dir=options.work_dir,
+                cache_dir=options.cache_dir,
+                json=options.json,
+                junit=options.junit,
+            )
+        )
+    except UsageError as error:
+        print(f"aerie rehearse: {error}", file=sys.stderr)
+        return _USAGE
 
 
 def _model_tiny(options: argparse.Namespace) -> int:

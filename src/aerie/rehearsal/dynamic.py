@@ -1,0 +1,150 @@
+"""What only an engine shows: a shrunken pair is written, started with the operator's arguments, asked and stopped."""
+
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+from aerie.checkpoint.shrink import Profile
+from aerie.engine_arguments import read_arguments
+from aerie.gate.judge import Judgement
+from aerie.gate.judge import Verdict as Judged
+from aerie.rehearsal import backends, steps
+from aerie.rehearsal.engine import Engine, free_port
+from aerie.rehearsal.findings import Finding, Verdict, failed, passed
+from aerie.rehearsal.overrides import engine_words, overrides
+from aerie.rehearsal.pair import Pair, TokenizerError, write_pair
+from aerie.rehearsal.report import Report, Told
+from aerie.rehearsal.service import Service
+from aerie.rehearsal.static.hardware import Hardware
+from aerie.rehearsal.static.settings import settings_from
+from aerie.rehearsal.subject import Subject
+from aerie.startup.lines import parse
+
+SECTION = "engine"
+_GB = 1e9
+# A CPU has none of the host's affinities to bind to, and needs little of its memory.
+_CPU_ENVIRONMENT = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+_ALWAYS = (
+    "the weights themselves, and how long they take to load",
+    "the drafter's acceptance, which depends on its real weights",
+    "memory under load for hours: see the plan among the static checks",
+)
+NOT_PROVEN: Mapping[Profile, tuple[str, ...]] = {
+    Profile.GPU: (
+        "layers and experts beyond those of the shrunken pair: their kernels and shapes are the same",
+        *_ALWAYS,
+    ),
+    Profile.CPU: (
+        "CUDA: no kernel but the decode kernel, which was compiled and not run, no CUDA graph, no backend of the GPUs",
+        "NCCL, and whatever needs more than one rank: tensor, pipeline and decode context parallelism",
+        "INT4 experts: the shrunken pair is not quantised, for no kernel runs them on this CPU",
+        "an FP8 KV cache, and memory: a CPU has another plan",
+        "chunked prefill with MLA: a CPU takes prompts whole",
+        "every width that is named below as smaller than the real pair's",
+        *_ALWAYS,
+    ),
+}
+
+
+def rehearse_engine(
+    subject: Subject,
+    machine: Hardware,
+    folder: Path,
+    report: Report,
+    tell: Callable[[Told], None],
+    say: Callable[[str], None],
+    *,
+    beside: bool,
+) -> None:
+    """Tell what each step comes to; `say` gets a line of progress. Overrides and changes go to the report."""
+    profile = Profile.GPU if machine.chip else Profile.CPU
+    report.profile, report.not_proven = profile, NOT_PROVEN[profile]
+    began = time.monotonic()
+    say("writing the shrunken pair")
+    pair = _write(subject, folder, profile, lambda finding: tell(Told(SECTION, finding, time.monotonic() - began)))
+    if pair is None:
+        return
+    report.changes = pair.changes
+    changed = overrides(
+        subject.setup.settings, pair.drafter, free_port(), subject.setup.longest, profile, machine if beside else None
+    )
+    report.overrides = list(changed)
+    words = engine_words(subject.words, pair.target, report.overrides)
+    environment = {**(_CPU_ENVIRONMENT if profile is Profile.CPU else {}), **os.environ}
+    with Engine(words, folder, environment) as engine:
+        began = time.monotonic()
+        ready = _start(engine, say)
+        tell(Told(SECTION, ready, time.monotonic() - began))
+        if ready.verdict is not Verdict.FAILED:
+            for finding in backends.compare(subject.setup, machine, environment, parse(engine.text())):
+                tell(Told(SECTION, finding))
+            settings = settings_from(read_arguments(words), machine)
+            longest = settings.longest if settings.longest and settings.longest > 0 else subject.setup.target.positions
+            pictures = subject.setup.target.is_multimodal and not settings.flag("language-model-only")
+            service = Service(engine.url, engine.key, pair, settings, longest, profile, pictures)
+            for told in _ask(engine, service, say):
+                tell(told)
+        report.diagnosis = engine.diagnosis()
+        if not engine.ended():
+            began = time.monotonic()
+            tell(Told(SECTION, _stop(engine), time.monotonic() - began))
+
+
+def _write(subject: Subject, folder: Path, profile: Profile, tell: Callable[[Finding], None]) -> Pair | None:
+    setup = subject.setup
+    present = subject.drafter_weights.tensors.keys() if subject.drafter_weights else None
+    try:
+        pair = write_pair(folder, setup.target, setup.drafter, present, profile, setup.settings.pipeline_parallel)
+    except TokenizerError as error:
+        tell(failed("tokenizer", str(error), "fetch the checkpoint's tokenizer files again"))
+    except OSError as error:
+        text = f"{error.filename or folder} cannot be written: {error.strerror}"
+        tell(failed("shrunken pair", text, "make room, or name another place with --work-dir"))
+    else:
+        size = sum(path.stat().st_size for path in folder.rglob("*.safetensors"))
+        tokenizer = "the target's tokenizer" if pair.has_own_tokenizer else "a stand-in tokenizer"
+        tell(passed("shrunken pair", f"{size / _GB:.1f} GB of scripted weights, with {tokenizer}"))
+        return pair
+    return None
+
+
+def _start(engine: Engine, say: Callable[[str], None]) -> Finding:
+    judgement: Judgement = engine.wait(say)
+    if judgement.verdict is Judged.READY:
+        return passed("start", "loaded, profiled, warmed up, and answered its first completion")
+    return _told(judgement.diagnosis) or failed(
+        "start", f"the engine did not become ready: {judgement.step}", f"its log ends with:\n{engine.last_words()}"
+    )
+
+
+def _told(diagnosis: Mapping[str, object] | None) -> Finding | None:
+    if not diagnosis:
+        return None
+    return failed(
+        "start", f"{diagnosis['title']}. {diagnosis['cause']}", str(diagnosis["remedy"]), str(diagnosis["source"] or "")
+    )
+
+
+def _ask(engine: Engine, service: Service, say: Callable[[str], None]) -> Iterator[Told]:
+    for check in steps.STEPS:
+        say(check)
+        began = time.monotonic()
+        for finding in steps.run(check, service):
+            yield Told(SECTION, finding, time.monotonic() - began)
+        if engine.ended():
+            died = _told(engine.diagnosis()) or failed("engine", "it ended while it was asked", engine.last_words())
+            yield Told(SECTION, died)
+            return
+
+
+def _stop(engine: Engine) -> Finding:
+    check = "stop"
+    code, left = engine.stop()
+    if left:
+        return failed(check, f"{len(left)} processes were left behind", "they are killed now; read the engine's log")
+    if code is None:
+        return failed(check, "it did not end in time", "it is killed now; read the engine's log")
+    if code != 0:
+        return failed(check, f"it ended with exit code {code}", "read the engine's log")
+    return passed(check, "it drained, ended with exit code 0, and left no process behind")

@@ -1,0 +1,176 @@
+"""The report of a rehearsal: as text while it goes on, as JSON, and as JUnit's XML for a CI server."""
+
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+from xml.etree import ElementTree as ET
+
+from aerie.checkpoint.shrink import Change
+from aerie.gate.words import plain
+from aerie.rehearsal.findings import Finding, Verdict, has_failed
+from aerie.rehearsal.overrides import Override
+
+SCHEMA = 1
+_WIDTH = 110  # columns
+_NAMES = 26  # columns for the names of checks
+_MARKS = {Verdict.PASSED: "ok", Verdict.WARNED: "warn", Verdict.FAILED: "FAIL", Verdict.SKIPPED: "-"}
+
+
+@dataclass(frozen=True)
+class Told:
+    """A finding in its place: `seconds` are those of its step, None where it is one of many."""
+
+    section: str
+    finding: Finding
+    seconds: float | None = None
+
+
+@dataclass
+class Report:
+    """All that a rehearsal came to."""
+
+    kind: str
+    """static, full or beside."""
+    target: str
+    drafter: str | None
+    profile: str | None = None
+    """Of the engine that was started, None where none was."""
+    told: list[Told] = field(default_factory=list)
+    overrides: Sequence[Override] = ()
+    changes: Sequence[Change] = ()
+    not_proven: Sequence[str] = ()
+    diagnosis: Mapping[str, Any] | None = None
+    seconds: float = 0.0
+    passed_before: str | None = None
+    """When the same passed, where it was not done again."""
+    is_complete: bool = False
+    """Whether it came to its end, and was not interrupted."""
+
+    @property
+    def verdict(self) -> str:
+        """One of failed, passed, interrupted."""
+        if has_failed(each.finding for each in self.told):
+            return "failed"
+        return "passed" if self.is_complete else "interrupted"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as JSON has it."""
+        return {
+            "schema": SCHEMA,
+            "verdict": self.verdict,
+            "ran": self.passed_before is None,
+            "passed_before": self.passed_before,
+            "seconds": round(self.seconds, 1),
+            "kind": self.kind,
+            "profile": self.profile,
+            "target": self.target,
+            "drafter": self.drafter,
+            "findings": [
+                {"section": each.section, **asdict(each.finding), "seconds": each.seconds} for each in self.told
+            ],
+            "overrides": [asdict(each) for each in self.overrides],
+            "changes": [asdict(each) for each in self.changes],
+            "not_proven": list(self.not_proven),
+            "diagnosis": self.diagnosis,
+        }
+
+    def to_junit(self) -> str:
+        """Return it in the form that JUnit's readers take: a suite for each section, a case for each check."""
+        root = ET.Element("testsuites", name="aerie rehearse", time=f"{self.seconds:.1f}")
+        for section in dict.fromkeys(each.section for each in self.told):
+            told = [each for each in self.told if each.section == section]
+            suite = ET.SubElement(
+                root,
+                "testsuite",
+                name=section,
+                tests=str(len(told)),
+                failures=str(sum(each.finding.verdict is Verdict.FAILED for each in told)),
+                skipped=str(sum(each.finding.verdict is Verdict.SKIPPED for each in told)),
+            )
+            for each in told:
+                _add_case(suite, each)
+        ET.indent(root)
+        return ET.tostring(root, encoding="unicode", xml_declaration=True) + "\n"
+
+
+def lines_of(told: Told) -> Iterator[str]:
+    """Yield the lines of one finding."""
+    finding = told.finding
+    took = "" if told.seconds is None else f"  ({told.seconds:.1f} s)"
+    head = f"  {_MARKS[finding.verdict]:<4} {finding.check:<{_NAMES}} "
+    body = textwrap.wrap(
+        plain(finding.text + took),
+        _WIDTH,
+        initial_indent=head,
+        subsequent_indent=" " * len(head),
+        break_on_hyphens=False,
+    )
+    yield from body or [head.rstrip()]
+    if finding.verdict in {Verdict.FAILED, Verdict.WARNED}:
+        for name, text in (("do", finding.remedy), ("see", finding.source)):
+            if text:
+                indent = " " * len(head)
+                yield from textwrap.wrap(
+                    plain(f"{name}: {text}"),
+                    _WIDTH,
+                    initial_indent=indent,
+                    subsequent_indent=f"{indent}  ",
+                    break_long_words=False,
+                    break_on_hyphens=False,
+                )
+
+
+def end_of(report: Report) -> Iterator[str]:
+    """Yield the lines that stand below the findings."""
+    if report.overrides:
+        yield "Told differently to this engine"
+        for override in report.overrides:
+            yield from _item(f"{override.argument}: {override.here}, {_given(override)}; {override.why}")
+    if report.changes:
+        yield "Smaller than the real pair"
+        for change in report.changes:
+            yield from _item(f"{change.field}: {change.here} for {change.real}")
+    if report.not_proven:
+        yield "Not proven here"
+        for text in report.not_proven:
+            yield from _item(text)
+    counts = {verdict: sum(each.finding.verdict is verdict for each in report.told) for verdict in Verdict}
+    numbers = ", ".join(f"{count} {verdict}" for verdict, count in counts.items() if count)
+    if report.passed_before:
+        yield f"Nothing has changed since the rehearsal that passed at {report.passed_before}"
+    else:
+        ended = {"failed": "FAILED", "interrupted": "was interrupted"}.get(report.verdict, report.verdict)
+        yield f"The rehearsal {ended} after {report.seconds:.0f} s" + (f": {numbers}" if numbers else "")
+
+
+def _given(override: Override) -> str:
+    return "which was left to vLLM" if override.given is None else f"for {override.given}"
+
+
+def _item(text: str) -> list[str]:
+    return textwrap.wrap(
+        plain(text),
+        _WIDTH,
+        initial_indent="  - ",
+        subsequent_indent="    ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def _add_case(suite: ET.Element, told: Told) -> None:
+    finding = told.finding
+    case = ET.SubElement(
+        suite, "testcase", classname=f"rehearsal.{told.section}", name=finding.check, time=f"{told.seconds or 0:.1f}"
+    )
+    text = plain(finding.text)
+    match finding.verdict:
+        case Verdict.FAILED:
+            failure = ET.SubElement(case, "failure", message=text)
+            failure.text = "\n".join(filter(None, (finding.remedy, finding.source)))
+        case Verdict.SKIPPED:
+            ET.SubElement(case, "skipped", message=text)
+        case _:
+            remedy = f" ({finding.remedy})" if finding.remedy else ""
+            ET.SubElement(case, "system-out").text = f"{finding.verdict}: {text}{remedy}"

@@ -1,0 +1,48 @@
+"""The static checks in their order: what is known without a weight read or an engine started."""
+
+from collections.abc import Iterator
+
+from aerie.checkpoint.config import ConfigError
+from aerie.checkpoint.layout import drafter_layout, drafter_name, target_layout
+from aerie.rehearsal.findings import Finding, failed, skipped
+from aerie.rehearsal.static.arguments import contradictions
+from aerie.rehearsal.static.fit import drafter_fits
+from aerie.rehearsal.static.memory import plan, will_fit
+from aerie.rehearsal.static.whole import weights_are_whole
+from aerie.rehearsal.subject import Subject
+
+_WITHOUT = "left out with --without-weights"
+
+
+def static_checks(subject: Subject) -> Iterator[Finding]:
+    """Yield what each check finds."""
+    setup = subject.setup
+    target, drafter = setup.target, setup.drafter
+    try:
+        expected = target_layout(target)
+    except ConfigError as error:
+        yield failed("target config", str(error), "")
+        return
+    if subject.target_weights is None:
+        yield skipped("target files", _WITHOUT)
+    else:
+        names = {name: name for name in subject.target_weights.tensors}
+        yield from weights_are_whole("target", subject.target_weights, expected, names)
+    drafted = {}
+    if drafter:
+        found = subject.drafter_weights.tensors if subject.drafter_weights else {}
+        names = {name: drafter_name(name) for name in found}
+        tensors = {names[name]: tensor for name, tensor in found.items()}
+        drafted = drafter_layout(drafter, tensors or None)
+        if subject.drafter_weights is None:
+            yield skipped("drafter files", _WITHOUT)
+        else:
+            yield from weights_are_whole("drafter", subject.drafter_weights, drafted, names)
+        yield from drafter_fits(target, drafter, tensors, setup.longest)
+    yield from contradictions(setup)
+    sizes = {name: each.size for name, each in expected.items()}
+    yield from will_fit(
+        plan(
+            target, drafter, sizes, {name: each.size for name, each in drafted.items()}, setup.settings, setup.hardware
+        )
+    )

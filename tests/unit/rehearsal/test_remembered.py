@@ -1,0 +1,85 @@
+"""Which rehearsals have passed."""
+
+from __future__ import annotations
+
+import pytest
+
+from aerie.rehearsal.remembered import Remembered, digest_of
+from aerie.rehearsal.static.hardware import RTX_PRO_6000
+from aerie.rehearsal.subject import read_subject
+
+
+@pytest.fixture
+def digest(kimi, mla_drafter):
+    def of(*words, kind="full", machine="8 x RTX", environment=None):
+        given = [str(kimi.directory), "--port", "8000", *words]
+        subject = read_subject(given, None, mla_drafter.directory, RTX_PRO_6000, weights=False)
+        return digest_of(subject, kind, machine, environment or {})
+
+    return of
+
+
+def test_the_same_has_the_same(digest):
+    assert digest() == digest()
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"kind": "static"},
+        {"machine": "7 x RTX"},
+        {"environment": {"VLLM_USE_V2_MODEL_RUNNER": "1"}},
+        {"environment": {"NCCL_P2P_DISABLE": "1"}},
+    ],
+)
+def test_what_decides_changes_it(digest, other):
+    assert digest() != digest(**other)
+
+
+def test_a_terminal_s_width_decides_nothing(digest):
+    assert digest() == digest(environment={"COLUMNS": "80", "HOSTNAME": "abc"})
+
+
+def test_arguments(digest):
+    assert digest() != digest("--max-num-seqs", "64")
+
+
+def test_the_configuration_file_s_content(digest, tmp_path):
+    file = tmp_path / "serve.yaml"
+    file.write_text("max-num-seqs: 64\n")
+    before = digest("--config", str(file))
+    file.write_text("max-num-seqs: 32\n")
+    assert digest("--config", str(file)) != before
+
+
+def test_the_models_files(digest, kimi, mla_drafter):
+    before = digest()
+    kimi.change(rms_norm_eps=2e-5)
+    changed = digest()
+    assert changed != before
+    (mla_drafter.directory / "model.safetensors").write_bytes(b"x")
+    assert digest() != changed
+
+
+def test_the_file(tmp_path):
+    remembered = Remembered(tmp_path)
+    assert remembered.passed_at("a") is None
+    remembered.keep("a")
+    assert Remembered(tmp_path).passed_at("a")
+    assert Remembered(tmp_path).passed_at("b") is None
+
+
+def test_old_ones_are_forgotten(tmp_path):
+    remembered = Remembered(tmp_path)
+    (tmp_path / "rehearsals.json").write_text(
+        "{" + ", ".join(f'"{number}": "2026-01-{number + 1:02}T00:00:00+00:00"' for number in range(25)) + "}"
+    )
+    remembered.keep("new")
+    assert remembered.passed_at("new")
+    assert remembered.passed_at("24")
+    assert remembered.passed_at("0") is None
+
+
+def test_a_broken_file_forgets(tmp_path):
+    (tmp_path / "rehearsals.json").write_text('["a"')
+    assert Remembered(tmp_path).passed_at("a") is None
