@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from email.parser import HeaderParser
 from importlib import metadata
@@ -25,6 +26,36 @@ def read(record: Path) -> Series:
     names = [name for line in lines if (name := line.split("#", 1)[0].strip())]
     headers = {name: _header((record / name).read_text(encoding="utf-8")) for name in names}
     return Series(headers, (record / "digest").read_text(encoding="utf-8").strip())
+
+
+def not_applied(record: Path, site_packages: Path) -> list[str]:
+    """Return the patches of a record whose added lines are not in the files below `site_packages`, in order.
+
+    Raises OSError where the record is not whole.
+    """
+    return [name for name in read(record).patches if not _is_applied(record / name, site_packages)]
+
+
+def _is_applied(patch: Path, site_packages: Path) -> bool:
+    for file, added in _added_lines(patch.read_text(encoding="utf-8")):
+        try:
+            lines = set((site_packages / file).read_text(encoding="utf-8").splitlines())
+        except OSError:
+            return False
+        if added not in lines:
+            return False
+    return True
+
+
+def _added_lines(patch: str) -> Iterator[tuple[str, str]]:
+    """Yield each line that a patch adds, with its file."""
+    file, is_header = "", True
+    for line in patch.splitlines():
+        is_header = is_header and not line.startswith("--- a/")
+        if line.startswith("+++ b/"):
+            file = line.removeprefix("+++ b/")
+        elif line.startswith("+") and not is_header:
+            yield file, line[1:]
 
 
 def _header(patch: str) -> dict[str, str]:

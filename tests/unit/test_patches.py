@@ -1,6 +1,7 @@
 """The record of the patches in an image, as `aerie patches` and the start-up line tell it."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -90,3 +91,32 @@ def test_a_record_that_lacks_a_patch_is_no_reason_not_to_serve(record, capsys):
     assert cli.main(["patches"]) == 1
     assert "a-second.patch" in capsys.readouterr().err
     assert patches.summary() == "vLLM 0.32.0+cpu, and no series of patches is recorded"
+
+
+@pytest.fixture
+def installed(tmp_path):
+    """The files that the record's patches change, each as it is once patched."""
+    site_packages = tmp_path / "site"
+    (site_packages / "vllm").mkdir(parents=True)
+    (site_packages / "vllm/one.py").write_text("first\nb\n")
+    (site_packages / "x").touch()
+    return site_packages
+
+
+def test_a_patch_is_in_where_its_lines_are(record, installed):
+    assert patches.not_applied(record, installed) == []
+
+
+@pytest.mark.parametrize("content", ["first\na\n", "bb\n", None])
+def test_a_patch_is_not_in_where_one_of_its_lines_is_missing(record, installed, content):
+    file = installed / "vllm/one.py"
+    file.unlink() if content is None else file.write_text(content)
+    assert patches.not_applied(record, installed) == ["b-first.patch"]
+
+
+@pytest.mark.parametrize("release", ["0.32.0", "0.16.0"])
+def test_every_patch_that_ships_adds_lines_of_its_own(release):
+    """Otherwise nothing could be seen of it."""
+    folder = Path(__file__).parents[2] / "patches" / release
+    for patch in folder.glob("*.patch"):
+        assert list(patches._added_lines(patch.read_text())), patch.name
