@@ -10,13 +10,15 @@ import subprocess
 import sys
 from dataclasses import asdict, dataclass
 
+from aerie.rehearsal.backends import ATTENTION, expected
 from aerie.rehearsal.findings import Finding, failed, passed, skipped
 from aerie.rehearsal.static.arguments import Setup
 
 _CHECK = "decode kernel"
 _SOURCE = "https://github.com/vllm-project/vllm/issues/46721"
+_BACKEND = "TRITON_MLA"
 _PAGE = 16
-"""Tokens of a block of KV cache, as the engine takes them for TRITON_MLA."""
+"""Tokens of a block of KV cache, as the engine takes them for it."""
 _TOKENS_A_SPLIT = 512
 _WITHIN = 120.0
 """Seconds; a compilation takes some, and importing torch more."""
@@ -85,6 +87,9 @@ def compile_decode(setup: Setup) -> Finding:
     chip = CHIPS.get(setup.hardware.chip or "")
     if chip is None:
         return skipped(_CHECK, f"{setup.hardware.chip or 'a CPU'} is no chip whose limits are known here")
+    backend = expected(setup, {}).get(ATTENTION)
+    if backend and backend.name != _BACKEND:
+        return skipped(_CHECK, f"decoding takes {backend.name} on {chip.name}, whose kernels are compiled in the image")
     shape = shape_of(setup)
     command = [sys.executable, "-P", "-m", "aerie.rehearsal.decode_kernel", chip.name, json.dumps(asdict(shape))]
     # Triton's interpreter compiles nothing.

@@ -105,3 +105,12 @@ def test_what_cannot_be_compiled_here_is_skipped_and_says_why(setup, compiler):
     for chip in (None, "sm_70"):
         finding = compile_decode(setup(hardware=dataclasses.replace(RTX_PRO_6000, chip=chip)))
         assert finding.verdict is Verdict.SKIPPED
+
+
+def test_where_decoding_takes_other_kernels_there_is_nothing_to_compile(setup, compiler):
+    asked = compiler('{"_fwd_grouped_kernel_stage1": 63488}')
+    h200 = dataclasses.replace(RTX_PRO_6000, chip="sm_90")
+    finding = compile_decode(setup(hardware=h200))
+    assert (finding.verdict, "takes FLASH_ATTN_MLA on sm_90" in finding.text) == (Verdict.SKIPPED, True)
+    assert not asked.exists()
+    assert compile_decode(setup("--attention-backend", "TRITON_MLA", hardware=h200)).verdict is Verdict.PASSED
