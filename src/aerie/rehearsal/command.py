@@ -219,7 +219,7 @@ def _uncollected() -> Iterator[None]:
 def _folder(options: Options) -> Iterator[Path]:
     """Make the directory for pair and logs; one that the operator named is kept."""
     if options.work_dir:
-        yield options.work_dir
+        yield options.work_dir.absolute()
         return
     beside = options.cache_dir if os.access(options.cache_dir, os.W_OK) else None
     with tempfile.TemporaryDirectory(prefix="rehearsal-", dir=beside) as name:

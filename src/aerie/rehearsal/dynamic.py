@@ -41,7 +41,7 @@ NOT_PROVEN: Mapping[Profile, tuple[str, ...]] = {
         "INT4 experts: the shrunken pair is not quantised, for no kernel runs them on this CPU",
         "an FP8 KV cache, and memory: a CPU has another plan",
         "chunked prefill with MLA: a CPU takes prompts whole",
-        "every width that is named below as smaller than the real pair's",
+        "every width and number that stands above as smaller than the real pair's",
         *_ALWAYS,
     ),
 }

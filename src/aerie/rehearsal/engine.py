@@ -73,9 +73,13 @@ class Engine:
                     pass_fds=(report,),
                     start_new_session=True,  # a terminal's Ctrl-C reaches it through us
                 )
+        except OSError:
+            os.close(answer)
+            raise
         finally:
             os.close(report)
-            os.close(answer)
+        with open(answer, encoding="utf-8") as answers:  # noqa: PTH123 - a descriptor
+            answers.readline()  # that it was started; what keeps it from that is in its log, too
         return self
 
     def __exit__(

@@ -99,26 +99,12 @@ def lines_of(told: Told) -> Iterator[str]:
     finding = told.finding
     took = "" if told.seconds is None else f"  ({told.seconds:.1f} s)"
     head = f"  {_MARKS[finding.verdict]:<4} {finding.check:<{_NAMES}} "
-    body = textwrap.wrap(
-        plain(finding.text + took),
-        _WIDTH,
-        initial_indent=head,
-        subsequent_indent=" " * len(head),
-        break_on_hyphens=False,
-    )
-    yield from body or [head.rstrip()]
+    blank = " " * len(head)
+    yield from _wrapped(finding.text + took, head, blank)
     if finding.verdict in {Verdict.FAILED, Verdict.WARNED}:
         for name, text in (("do", finding.remedy), ("see", finding.source)):
             if text:
-                indent = " " * len(head)
-                yield from textwrap.wrap(
-                    plain(f"{name}: {text}"),
-                    _WIDTH,
-                    initial_indent=indent,
-                    subsequent_indent=f"{indent}  ",
-                    break_long_words=False,
-                    break_on_hyphens=False,
-                )
+                yield from _wrapped(f"{name}: {text}", blank, f"{blank}  ")
 
 
 def end_of(report: Report) -> Iterator[str]:
@@ -149,14 +135,19 @@ def _given(override: Override) -> str:
 
 
 def _item(text: str) -> list[str]:
-    return textwrap.wrap(
-        plain(text),
-        _WIDTH,
-        initial_indent="  - ",
-        subsequent_indent="    ",
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
+    return _wrapped(text, "  - ", "    ")
+
+
+def _wrapped(text: str, first: str, others: str) -> list[str]:
+    """Return `text` in lines of their width; its own lines stay lines, and no path is broken."""
+    lines: list[str] = []
+    for line in text.split("\n"):
+        indent = others if lines else first
+        lines += textwrap.wrap(
+            plain(line), _WIDTH, initial_indent=indent, subsequent_indent=others, break_long_words=False,
+            break_on_hyphens=False,
+        )  # fmt: skip
+    return lines
 
 
 def _add_case(suite: ET.Element, told: Told) -> None:
