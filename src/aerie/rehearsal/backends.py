@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from aerie.rehearsal.findings import Finding, failed, passed, skipped
 from aerie.rehearsal.static.arguments import Setup
 from aerie.rehearsal.static.hardware import Hardware
-from aerie.startup.lines import parse
+from aerie.startup.lines import Line
 
 ATTENTION, DRAFTER = "attention backend", "drafter's attention backend"
 PREFILL, EXPERTS, SAMPLER = "prefill backend", "experts backend", "sampler"
@@ -47,12 +47,12 @@ class Choice:
     source: str
 
 
-def chosen(lines: Iterable[str]) -> dict[str, str]:
+def chosen(lines: Iterable[Line]) -> dict[str, str]:
     """Return what the engine says in its log that it chose, of the first rank that says so."""
     found: dict[str, str] = {}
     captured: set[str] = set()
     has_drafter: set[str] = set()
-    for line in parse("\n".join(lines)):
+    for line in lines:
         text = line.text
         # Ranks write in between one another, so each has its own before and after.
         if any(mark in text for mark in _DRAFTER_COMES):
@@ -91,7 +91,7 @@ def expected(setup: Setup, environment: Mapping[str, str]) -> dict[str, Choice]:
     return {part: choice for part, choice in found.items() if choice.name}
 
 
-def compare(lines: Iterable[str], setup: Setup, here: Hardware, environment: Mapping[str, str]) -> Iterator[Finding]:
+def compare(setup: Setup, here: Hardware, environment: Mapping[str, str], lines: Iterable[Line]) -> Iterator[Finding]:
     """Yield for each part whether the engine that ran on `here` chose what the real model gets there.
 
     Where that is another chip than the one of `setup`, it is also told what the real model gets on that one, which was

@@ -21,11 +21,12 @@ from aerie.rehearsal.backends import (
     chosen,
     compare,
     expected,
-)  # fmt: skip
+)
 from aerie.rehearsal.findings import Verdict
 from aerie.rehearsal.static.arguments import Setup
 from aerie.rehearsal.static.hardware import RTX_PRO_6000
 from aerie.rehearsal.static.settings import settings_from
+from aerie.startup.lines import parse
 
 REPOSITORY = Path(__file__).parents[3]
 SHIPPED = ["--config", str(REPOSITORY / "config/kimi-k2.5.yaml")]
@@ -35,13 +36,16 @@ NO_FLASHINFER = {"VLLM_USE_FLASHINFER_SAMPLER": "0"}
 
 
 def log(name):
-    return (REPOSITORY / f"tests/fixtures/logs/vllm-0.32.0-{name}.log").read_text().splitlines()
+    return parse((REPOSITORY / f"tests/fixtures/logs/vllm-0.32.0-{name}.log").read_text())
 
 
-def without(*options):
-    """The word that takes something away from the shipped speculation, as JSON."""
-    return ["--speculative-config", json.dumps({"method": "eagle3", "model": "/d", "num_speculative_tokens": 3}
-                                               | dict(options))]  # fmt: skip
+def said(*lines):
+    return parse("\n".join(lines))
+
+
+def speculation(**options):
+    given = {"method": "eagle3", "model": "/d", "num_speculative_tokens": 3}
+    return ["--speculative-config", json.dumps(given | options)]
 
 
 @pytest.fixture
@@ -89,20 +93,20 @@ def test_a_drafter_with_the_target_s_attention_says_so_once_more_or_never():
 
 
 def test_what_a_rank_says_of_its_target_while_another_has_come_to_the_drafter_is_no_drafter_s():
-    found = chosen([
+    found = chosen(said(
         "(Worker_TP1 pid=1) INFO 11-29 20:05:39 [cuda.py:446] Using AttentionBackendEnum.TRITON_MLA backend.",
         "(Worker_TP1 pid=1) INFO 11-29 20:05:40 [eagle3_utils.py:27] Using Eagle3 auxiliary layers from config: (2, 3)",
         "(Worker_TP0 pid=2) INFO 11-29 20:05:41 [cuda.py:446] Using AttentionBackendEnum.TRITON_MLA backend.",
         "(Worker_TP1 pid=1) INFO 11-29 20:05:42 [cuda.py:446] Using AttentionBackendEnum.FLASH_ATTN backend.",
-    ])  # fmt: skip
+    ))  # fmt: skip
     assert found == {ATTENTION: "TRITON_MLA", DRAFTER: "FLASH_ATTN"}
 
 
 def test_quantised_experts_and_flashinfer_s_sampler_are_read():
-    found = chosen([
+    found = chosen(said(
         "(EngineCore pid=7) INFO 11-29 14:06:10 [int_wna16.py:287] Using 'MARLIN' WNA16 MoE backend.",
         "(EngineCore pid=7) INFO 11-29 14:06:10 [sampler.py:124] Using FlashInfer for top-p & top-k sampling.",
-    ])  # fmt: skip
+    ))  # fmt: skip
     assert found == {EXPERTS: "MARLIN WNA16", SAMPLER: "FlashInfer"}
 
 
@@ -123,9 +127,9 @@ def test_what_the_shipped_configuration_gets_on_the_host_it_is_for(setup):
         (["--attention-backend", "triton_mla"], ATTENTION, "TRITON_MLA"),
         (["-ac.backend", "FLASHMLA"], ATTENTION, "FLASHMLA"),
         (["--kv-cache-dtype", "fp8"], ATTENTION, "FLASHMLA"),
-        (["--kv-cache-dtype", "fp8", *without(("kv_cache_dtype", "bfloat16"))], DRAFTER, "FLASH_ATTN_MLA"),
+        (["--kv-cache-dtype", "fp8", *speculation(kv_cache_dtype="bfloat16")], DRAFTER, "FLASH_ATTN_MLA"),
         (["--attention-backend", "TRITON_MLA"], DRAFTER, "TRITON_MLA"),
-        (without(("attention_backend", "triton_mla")), DRAFTER, "TRITON_MLA"),
+        (speculation(attention_backend="triton_mla"), DRAFTER, "TRITON_MLA"),
         (["--moe-backend", "triton"], EXPERTS, "TRITON WNA16"),
         (["--enforce-eager"], GRAPHS, "none"),
         (["-cc.cudagraph_mode", "PIECEWISE"], GRAPHS, "PIECEWISE"),
@@ -160,33 +164,33 @@ def verdicts(findings):
 
 def test_the_same_choices_pass(setup, kimi):
     kimi.change(quantization_config=None)  # as the model of this log
-    found = compare(log("h200-healthy-compiled"), setup(hardware=H200, drafter=LLAMA), H200, NO_FLASHINFER)
+    found = compare(setup(hardware=H200, drafter=LLAMA), H200, NO_FLASHINFER, log("h200-healthy-compiled"))
     assert set(verdicts(found).values()) == {Verdict.PASSED}
 
 
 def test_another_choice_fails_and_says_which(setup, kimi):
     kimi.change(quantization_config=None)
     setup = setup("--attention-backend", "TRITON_MLA", hardware=H200, drafter=LLAMA)
-    found = list(compare(log("h200-healthy-compiled"), setup, H200, NO_FLASHINFER))
+    found = list(compare(setup, H200, NO_FLASHINFER, log("h200-healthy-compiled")))
     assert verdicts(found)[ATTENTION] is Verdict.FAILED
     told = next(finding for finding in found if finding.check == ATTENTION)
     assert told.text.startswith("the engine chose FLASH_ATTN_MLA, and the real model gets TRITON_MLA")
 
 
 def test_experts_that_lost_their_quantisation_fail(setup):
-    found = compare(log("h200-healthy-compiled"), setup(hardware=H200, drafter=LLAMA), H200, NO_FLASHINFER)
+    found = compare(setup(hardware=H200, drafter=LLAMA), H200, NO_FLASHINFER, log("h200-healthy-compiled"))
     assert {check for check, verdict in verdicts(found).items() if verdict is Verdict.FAILED} == {EXPERTS}
 
 
 def test_a_drafter_that_says_nothing_has_the_target_s_backend(setup, kimi):
     kimi.change(quantization_config=None)
-    found = verdicts(compare(log("h200x2-healthy-pp2"), setup("--attention-backend", "TRITON_MLA"), H200, {}))
+    found = verdicts(compare(setup("--attention-backend", "TRITON_MLA"), H200, {}, log("h200x2-healthy-pp2")))
     assert found[DRAFTER] is Verdict.PASSED
     assert found[SAMPLER] is Verdict.SKIPPED  # the last rank's line is not in that log
 
 
 def test_a_cpu_proves_none_and_says_what_the_real_model_gets(setup):
-    (finding,) = compare(log("cpu-healthy-compiled"), setup(), CPU, {})
+    (finding,) = compare(setup(), CPU, {}, log("cpu-healthy-compiled"))
     assert finding.verdict is Verdict.SKIPPED
     assert "attention backend CPU_MLA" in finding.text
     assert "on sm_120 the real model gets attention backend TRITON_MLA" in finding.text
@@ -195,7 +199,7 @@ def test_a_cpu_proves_none_and_says_what_the_real_model_gets(setup):
 
 def test_another_chip_than_the_planned_one_is_told(setup, kimi):
     kimi.change(quantization_config=None)
-    *rest, last = compare(log("h200-healthy-compiled"), setup(drafter=LLAMA), H200, NO_FLASHINFER)
+    *rest, last = compare(setup(drafter=LLAMA), H200, NO_FLASHINFER, log("h200-healthy-compiled"))
     assert {finding.verdict for finding in rest} == {Verdict.PASSED}
     assert (last.verdict, last.check) == (Verdict.SKIPPED, "backends")
     assert "this machine is sm_90; on sm_120 the real model gets attention backend TRITON_MLA" in last.text
