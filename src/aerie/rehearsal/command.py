@@ -118,7 +118,7 @@ class _Rehearsal:
             if digest and self._options.if_changed:
                 self.report.passed_before = self._remembered.passed_at(digest)
             if subject and not self.report.passed_before:
-                for finding in chain(software.findings(), static_checks(subject)):
+                for finding in chain(software.findings(subject.setup), static_checks(subject)):
                     self._tell(Told("static", finding))
         if subject and not self.report.passed_before:
             self._beyond(subject, machine)

@@ -101,6 +101,8 @@ def lines_of(told: Told) -> Iterator[str]:
     head = f"  {_MARKS[finding.verdict]:<4} {finding.check:<{_NAMES}} "
     blank = " " * len(head)
     yield from _wrapped(finding.text + took, head, blank)
+    for line in finding.details:
+        yield from _wrapped(line, f"{blank}  ", f"{blank}    ")
     if finding.verdict in {Verdict.FAILED, Verdict.WARNED}:
         for name, text in (("do", finding.remedy), ("see", finding.source)):
             if text:

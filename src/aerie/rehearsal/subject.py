@@ -10,6 +10,7 @@ from typing import TypeVar
 from aerie import patches
 from aerie.checkpoint.config import ConfigError, read_drafter, read_target
 from aerie.checkpoint.files import Weights, read_weights
+from aerie.checkpoint.tokenizer import Tokenizer, read_tokenizer
 from aerie.engine_arguments import ConfigurationError, read_arguments
 from aerie.rehearsal.findings import Finding, failed
 from aerie.rehearsal.static.arguments import Setup
@@ -29,6 +30,8 @@ class Subject:
     words: tuple[str, ...]
     """The operator's own arguments."""
     setup: Setup
+    tokenizer: Tokenizer
+    """The target's, or the one that the arguments name instead."""
     target_weights: Weights | None
     drafter_weights: Weights | None
 
@@ -61,6 +64,7 @@ def read_subject(
     return Subject(
         tuple(words),
         Setup(settings, read, reader, hardware, installed_patches()),
+        read_tokenizer(Path(settings.text("tokenizer") or read.directory)),
         _read("target files", lambda: read_weights(read.directory)) if weights else None,
         _read("drafter files", lambda: read_weights(reader.directory)) if weights and reader else None,
     )

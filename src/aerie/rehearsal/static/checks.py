@@ -3,11 +3,12 @@
 from collections.abc import Iterator
 
 from aerie.checkpoint.config import ConfigError
-from aerie.checkpoint.layout import drafter_layout, drafter_name, target_layout
+from aerie.checkpoint.layout import Layout, drafter_layout, drafter_name, target_layout
 from aerie.rehearsal.findings import Finding, failed, skipped
 from aerie.rehearsal.static.arguments import contradictions
 from aerie.rehearsal.static.fit import drafter_fits
 from aerie.rehearsal.static.memory import plan, will_fit
+from aerie.rehearsal.static.tokenizer import tokenizer_is_right
 from aerie.rehearsal.static.whole import weights_are_whole
 from aerie.rehearsal.subject import Subject
 
@@ -28,7 +29,7 @@ def static_checks(subject: Subject) -> Iterator[Finding]:
     else:
         names = {name: name for name in subject.target_weights.tensors}
         yield from weights_are_whole("target", subject.target_weights, expected, names)
-    drafted = {}
+    drafted: Layout = {}
     if drafter:
         found = subject.drafter_weights.tensors if subject.drafter_weights else {}
         names = {name: drafter_name(name) for name in found}
@@ -39,10 +40,10 @@ def static_checks(subject: Subject) -> Iterator[Finding]:
         else:
             yield from weights_are_whole("drafter", subject.drafter_weights, drafted, names)
         yield from drafter_fits(target, drafter, tensors, setup.longest)
+    yield from tokenizer_is_right(target, subject.tokenizer, setup.settings, needed=subject.target_weights is not None)
     yield from contradictions(setup)
-    sizes = {name: each.size for name, each in expected.items()}
-    yield from will_fit(
-        plan(
-            target, drafter, sizes, {name: each.size for name, each in drafted.items()}, setup.settings, setup.hardware
-        )
-    )
+    yield from will_fit(plan(setup, _sizes(expected), _sizes(drafted)))
+
+
+def _sizes(layout: Layout) -> dict[str, int]:
+    return {name: each.size for name, each in layout.items()}
