@@ -26,6 +26,8 @@ class Finding:
     """What to change, and to what."""
     source: str = ""
     """Where the rule or the figure is from."""
+    details: tuple[str, ...] = ()
+    """Lines that show how the figures in the text came about."""
 
 
 def passed(check: str, text: str, source: str = "") -> Finding:

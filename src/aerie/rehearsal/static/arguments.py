@@ -12,8 +12,6 @@ from aerie.rehearsal.findings import Finding, failed, passed, warned
 from aerie.rehearsal.static.hardware import Hardware
 from aerie.rehearsal.static.settings import Settings
 
-_LARGEST_GRAPH = 512
-"""Rows; vLLM's own limit for captured graphs but on sm_100 (config/vllm.py)."""
 _MLA_KV_DTYPES = frozenset({"auto", "bfloat16", "float16", "fp8", "fp8_e4m3"})
 _SAFE_WITH_DCP = 0.90
 _MOST_DRAFTED = 16
@@ -38,12 +36,12 @@ class Setup:
     @property
     def drafted(self) -> int:
         """Tokens drafted a step; 0 without speculation."""
-        return self.settings.speculation.tokens if self.settings.speculation else 0
+        return self.settings.drafted
 
     @property
     def rows(self) -> int:
         """Rows of a step in which every sequence is verified."""
-        return self.settings.sequences * (self.drafted + 1)
+        return self.settings.rows
 
     @property
     def has_fp8_cache(self) -> bool:
@@ -162,10 +160,8 @@ def _decode_context(setup: Setup) -> Iterator[Finding]:
 def _graphs(setup: Setup) -> Iterator[Finding]:
     check = "CUDA graphs"
     settings = setup.settings
-    if settings.eager or setup.hardware.chip is None:
-        return
-    largest = settings.largest_graph or min(2 * setup.rows, _LARGEST_GRAPH)
-    if largest < setup.rows:
+    largest = max(settings.graph_sizes, default=None)
+    if largest is not None and largest < setup.rows:
         yield warned(
             check,
             f"a full batch has {setup.rows} rows (max-num-seqs {settings.sequences} x {setup.drafted + 1}), and graphs "

@@ -5,31 +5,49 @@ size took (v1/worker/gpu_worker.py, determine_available_memory). What it allocat
 share that it leaves alone, as do the CUDA context and NCCL's buffers.
 """
 
+import dataclasses
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
-from aerie.checkpoint.config import Drafter, Target
-from aerie.rehearsal.static.hardware import GIB, Hardware
+from aerie.rehearsal.findings import Finding, failed, passed, skipped, warned
+from aerie.rehearsal.kernels import splits
+from aerie.rehearsal.static.arguments import Setup
+from aerie.rehearsal.static.hardware import GIB
 from aerie.rehearsal.static.settings import Settings
 
+_CHECK = "memory"
 _BLOCK = 16
 """Tokens of a block: what both TRITON_MLA and FLASH_ATTN take, and the CPU's MLA."""
-_CONTEXT = int(1.5 * GIB)
-"""CUDA context and NCCL's buffers of eight ranks; not measured on the host that this is made for."""
-_MOST_ROWS_OF_CONTEXT = 65536
-"""Of MLA's workspace for the context of a chunked prefill (mla_attention.py)."""
-_GRAPHS = int(0.75 * GIB)
-"""CUDA graphs of target and drafter up to 512 rows, as vLLM estimates them; 0.63 GiB was seen on an H200."""
 _BF16 = 2  # bytes
 _FP32 = 4
+_MIB = 2**20
+
+_CONTEXT = int(1.5 * GIB)
+"""CUDA context and NCCL's buffers of eight ranks; 0.5 GiB were seen on one H200."""
+_LIBRARIES = int(0.3 * GIB)
+"""Kernels and cuBLAS's buffers that the profiled step loads, as seen on an H200 with a pair of 0.01 GiB."""
+_GRAPHS = int(0.2 * GIB)
+_PIECEWISE, _FULL = int(0.3 * _MIB), int(0.9 * _MIB)
+"""Of CUDA graphs, those two a layer: for seven layers vLLM estimated 0.63, 0.29 and 0.23 GiB of 51 + 49, 9 + 4 and
+5 + 4 graphs on an H200. What they took in the end was between a quarter and four fifths of that."""
+_PICTURE = 16384  # patches; in_patch_limit of Kimi-K2.5's preprocessor_config.json
+_MOST_ROWS_OF_CONTEXT = 65536
+"""Of MLA's workspace for the context of a chunked prefill (mla_attention.py)."""
+
+_TIGHT = 1.1
+"""Longest requests at once, below which the plan's own error may decide whether one fits."""
+_MARGIN = GIB
+"""Bytes for what nobody counts: fragments, long prompts' attention, kernels that are loaded late."""
+_STEP = 1024  # tokens; what is proposed is a multiple of it
+_DECODE = "decode workspace"
 
 # Not split over tensor-parallel ranks (deepseek_v2.py, kimi_k25_vit.py, deepseek_eagle3.py, llama_eagle3.py).
 _REPLICATED = re.compile(
-    r"(q_a_proj|kv_a_proj_with_mqa|norm\d?|gate|pos_emb|fc|d2t|mm_projector\..*|patch_embed\..*)"
-    r"(\.weight|\.bias|\.e_score_correction_bias)?$|weight_shape$"
+    r"(q_a_proj|kv_a_proj_with_mqa|\w*norm\d?|gate|pos_emb|fc|d2t)(\.weight|\.bias|\.e_score_correction_bias)?$"
+    r"|.*weight_shape$"
 )
 
 
@@ -44,11 +62,9 @@ class Term:
 
 @dataclass(frozen=True)
 class Plan:
-    """One GPU's memory, of the pipeline stage that has least to spare."""
+    """One GPU's memory, of the pipeline stage whose cache has room for the fewest tokens."""
 
-    hardware: Hardware
-    settings: Settings
-    longest: int
+    setup: Setup
     inside: tuple[Term, ...]
     """Of the share that vLLM takes, all but the KV cache."""
     outside: tuple[Term, ...]
@@ -56,88 +72,108 @@ class Plan:
     token: int
     """Bytes of KV cache a token."""
 
+    @property
+    def memory(self) -> int:
+        """Bytes that one rank can have: a GPU's, or of a CPU, which all ranks share, a part."""
+        hardware = self.setup.hardware
+        return hardware.memory if hardware.chip else hardware.memory // self.setup.settings.ranks
+
     @cached_property
     def share(self) -> int:
         """Bytes that vLLM takes."""
-        return math.ceil(self.hardware.memory * self.settings.utilization)
+        given = self.setup.settings.cache
+        return math.ceil(self.memory * self.setup.settings.utilization) if given is None else self.used + given
 
     @cached_property
+    def used(self) -> int:
+        """Bytes of its share that are not the KV cache's."""
+        return sum(term.size for term in self.inside)
+
+    @property
     def cache(self) -> int:
         """Bytes of the KV cache; negative where even the weights do not fit."""
-        return self.share - sum(term.size for term in self.inside)
+        return self.share - self.used
 
-    @cached_property
+    @property
     def spare(self) -> int:
         """Bytes that are left of the share that vLLM leaves alone."""
-        return self.hardware.memory - self.share - sum(term.size for term in self.outside)
+        return self.memory - self.share - sum(term.size for term in self.outside)
 
-    @cached_property
-    def _blocks(self) -> tuple[int, int]:
-        """How many blocks there are, and how many one longest request takes."""
-        there = max(0, self.cache // (_BLOCK * self.token))
-        return there, blocks_of(self.longest, self.settings.context_parallel)
+    @property
+    def blocks(self) -> int:
+        """How many blocks the KV cache has."""
+        return max(0, self.cache // (_BLOCK * self.token))
+
+    @property
+    def blocks_needed(self) -> int:
+        """How many blocks one longest request takes on a rank."""
+        return math.ceil(math.ceil(self.setup.longest / self.setup.settings.context_parallel) / _BLOCK)
 
     @property
     def tokens(self) -> int:
-        """Return the KV cache's size as vLLM reports it (kv_cache_utils.py)."""
-        there, needed = self._blocks
-        return int(there / needed * self.longest)
+        """The KV cache's size as vLLM reports it (kv_cache_utils.py)."""
+        return int(self.concurrency * self.setup.longest)
 
     @property
     def concurrency(self) -> float:
         """How many longest requests fit at once."""
-        there, needed = self._blocks
-        return there / needed
+        return self.blocks / self.blocks_needed
 
     @property
     def fits(self) -> bool:
         """Whether one longest request does; vLLM sets one block aside."""
-        there, needed = self._blocks
-        return needed <= there - 1
+        return self.blocks_needed <= self.blocks - 1
 
     @property
     def longest_that_fits(self) -> int:
         """The longest request in tokens that would."""
-        there, _ = self._blocks
-        return max(0, there - 1) * _BLOCK * self.settings.context_parallel
+        return max(0, self.blocks - 1) * _BLOCK * self.setup.settings.context_parallel
+
+    @property
+    def details(self) -> tuple[str, ...]:
+        """Each figure with its formula, one a line."""
+        cache = f"{self.tokens:,} tokens of {self.token:,} bytes"
+        spare = f"{_gib(self.memory)} GiB less all of these"
+        terms = (*self.inside, Term("KV cache", self.cache, cache), *self.outside, Term("to spare", self.spare, spare))
+        return tuple(f"{term.name:<28}{_gib(term.size):>6} GiB  {term.formula}" for term in terms)
 
 
-def blocks_of(tokens: int, context_parallel: int = 1) -> int:
-    """Return how many blocks of KV cache a request of so many tokens takes on a rank."""
-    return math.ceil(math.ceil(tokens / context_parallel) / _BLOCK)
-
-
-def plan(
-    target: Target,
-    drafter: Drafter | None,
-    target_sizes: Mapping[str, int],
-    drafter_sizes: Mapping[str, int],
-    settings: Settings,
-    hardware: Hardware,
-) -> Plan:
+def plan(setup: Setup, target_sizes: Mapping[str, int], drafter_sizes: Mapping[str, int]) -> Plan:
     """Return the memory of a GPU; the sizes are the bytes of each tensor."""
-    longest = settings.longest if settings.longest and settings.longest > 0 else target.positions
-    tokens = settings.speculation.tokens if settings.speculation else 0
-    moe, decode = _moe_workspace(target, settings), _decode_workspace(target, settings, longest, tokens, hardware)
-    weights = _weights_of_stages(target, target_sizes, drafter_sizes, settings)
-    stage = weights.index(max(weights, key=lambda terms: sum(term.size for term in terms)))
-    inside = [
-        *weights[stage],
-        Term("experts' workspace", moe, "(max(M x k x max(N, H), M x H) + M x k x max(2N, H)) x 2 bytes"),
-        Term("activations of a step", _activations(target, settings, longest), "profiled with M tokens"),
-        Term("CUDA graphs", 0 if settings.eager or hardware.chip is None else _GRAPHS, "as estimated by vLLM"),
+    inside: list[Term] = []
+    outside: list[Term] = []
+    if setup.hardware.chip is not None:
+        moe, decode = _moe_workspace(setup), _decode_workspace(setup)
+        inside = [
+            Term("experts' workspace", moe, "M x k x (max(N, H) + max(2N, H)) x 2 bytes, N = an expert's width / TP"),
+            Term("sampling", _sampling(setup), "S x vocabulary x 4.125 bytes: which tokens were said, and how often"),
+            Term(
+                "activations of a step", _activations(setup), "the larger of M tokens' and M tokens' worth of pictures"
+            ),
+            Term("kernels and libraries", _LIBRARIES, "measured on another machine"),
+            Term(
+                "CUDA graphs", _graphs(setup), "0.2 GiB + layers x (piecewise x 0.3 + full x 0.9 MiB), by measurement"
+            ),
+        ]
+        outside = [
+            Term("CUDA context and NCCL", _CONTEXT, "not measured"),
+            # One buffer that grows (v1/worker/workspace.py): what the experts had of it is not allocated again.
+            Term(_DECODE, max(0, decode - moe),
+                 "S x (k + 1) x heads x splits x (kv_lora + 1) x 4 bytes, less the experts' workspace"),
+            Term("context of chunked prefills", _prefill_workspace(setup),
+                 "min(max(8L, 64S), 65536) rows x (kv_lora + rope) x 2 bytes, for each user of MLA"),
+        ]  # fmt: skip
+    plans = [
+        Plan(setup, (*weights, *inside), tuple(outside), _token(setup, stage))
+        for stage, weights in enumerate(_weights_of_stages(setup, target_sizes, drafter_sizes))
     ]
-    outside = [
-        Term("CUDA context and NCCL", _CONTEXT, "not measured here"),
-        Term("decode workspace", max(0, decode - moe),
-             "S x (k + 1) x heads x DCP x splits x (kv_lora + 1) x 4 bytes, less the experts' workspace"),
-        Term("context of chunked prefills", _prefill_workspace(target, drafter, settings, longest),
-             "min(max(8L, 4S x 16), 65536) rows x (kv_lora + rope) x 2 bytes a user of MLA"),
-    ]  # fmt: skip
-    token = _target_token(target, settings, stage) + (_drafter_token(drafter, settings) if drafter else 0)
-    if hardware.chip is None:
-        outside = []
-    return Plan(hardware, settings, longest, tuple(inside), tuple(outside), token)
+    return min(plans, key=lambda each: (each.tokens, each.cache))
+
+
+def will_fit(plan: Plan) -> Iterator[Finding]:
+    """Yield whether a GPU holds the weights, one longest request, and what vLLM allocates outside of its own share."""
+    for finding in _faults(plan) or [_judged(plan)]:
+        yield dataclasses.replace(finding, details=plan.details)
 
 
 def layers_of_stages(layers: int, stages: int) -> list[int]:
@@ -150,42 +186,98 @@ def layers_of_stages(layers: int, stages: int) -> list[int]:
     return counts
 
 
+def _faults(plan: Plan) -> list[Finding]:
+    settings, faults = plan.setup.settings, []
+    if plan.setup.hardware.chip is None and plan.used > plan.memory:
+        return [skipped(_CHECK, f"{_gib(plan.used)} GiB of weights are for GPUs: name their chip for a plan of them")]
+    if plan.cache <= 0:
+        text = (
+            f"weights and a step take {_gib(plan.used)} GiB of a GPU, and vLLM may have {_gib(plan.share)}: nothing is "
+            "left for the KV cache"
+        )
+        remedy = _more_memory(plan) or "tensor-parallel-size to more, or max-num-batched-tokens to less"
+        faults.append(failed(_CHECK, text, f"set {remedy}"))
+    elif not plan.fits and not (settings.fits_itself and plan.longest_that_fits):
+        needed = _gib(plan.blocks_needed * _BLOCK * plan.token)
+        text = (
+            f"one request of {plan.setup.longest:,} tokens takes {needed} GiB of KV cache, and {_gib(plan.cache)} are "
+            f"left, for {plan.tokens:,} tokens"
+        )
+        remedy = f"set max-model-len to {_rounded(plan.longest_that_fits)}"
+        faults.append(failed(_CHECK, text, f"{remedy}, or {other}" if (other := _more_memory(plan)) else remedy))
+    if plan.spare < 0:
+        text = (
+            f"vLLM may have {_gib(plan.share)} GiB and takes {_gib(sum(term.size for term in plan.outside))} beside "
+            f"them, where a GPU has {_gib(plan.memory - plan.share)}: it runs out of memory after the load"
+        )
+        faults.append(failed(_CHECK, text, _less_outside(plan), "vllm/v1/attention/backends/mla/triton_mla.py"))
+    return faults
+
+
+def _judged(plan: Plan) -> Finding:
+    settings, longest = plan.setup.settings, plan.setup.longest
+    room = f"{plan.tokens:,} tokens of KV cache in {_gib(plan.cache)} GiB"
+    if settings.fits_itself:
+        return passed(_CHECK, f"{room}, so max-model-len auto is {min(longest, plan.longest_that_fits):,}")
+    text = f"{room}: {plan.concurrency:.2f} requests of {longest:,} at once, and {_gib(plan.spare)} GiB to spare"
+    if plan.setup.hardware.chip and plan.spare < _MARGIN:
+        return warned(_CHECK, f"{text}, which long prompts and sampling may take", _less_outside(plan))
+    if plan.concurrency < _TIGHT:
+        better = _rounded(int(plan.tokens / _TIGHT))
+        return warned(_CHECK, text, f"set max-model-len to {better}: no plan is exact to so little")
+    return passed(_CHECK, text)
+
+
+def _more_memory(plan: Plan) -> str | None:
+    """Return the utilization with which one longest request would fit, None where there is none."""
+    missing = (plan.blocks_needed + 1) * _BLOCK * plan.token - plan.cache
+    if plan.setup.settings.cache is not None or missing > plan.spare - _MARGIN:
+        return None
+    return f"gpu-memory-utilization to {math.ceil((plan.share + missing) / plan.memory * 100) / 100:.2f}"
+
+
+def _less_outside(plan: Plan) -> str:
+    settings = plan.setup.settings
+    missing = _MARGIN - plan.spare
+    scratch = _decode_workspace(plan.setup)
+    if grown := next((term.size for term in plan.outside if term.name == _DECODE), 0):
+        fewer = settings.sequences * max(0, scratch - min(grown, missing)) // scratch
+        if missing <= grown and fewer:
+            return f"set max-num-seqs to {fewer}"
+    if settings.cache is not None:
+        return "give the KV cache less"
+    return f"set gpu-memory-utilization to {math.floor((plan.share - missing) / plan.memory * 100) / 100:.2f}"
+
+
 def _weights_of_stages(
-    target: Target, target_sizes: Mapping[str, int], drafter_sizes: Mapping[str, int], settings: Settings
+    setup: Setup, target_sizes: Mapping[str, int], drafter_sizes: Mapping[str, int]
 ) -> list[list[Term]]:
-    ranks, stages = settings.tensor_parallel, settings.pipeline_parallel
+    settings, vision = setup.settings, setup.target.vision
+    ranks = settings.tensor_parallel
     first_layers = [0]
-    for count in layers_of_stages(target.layers, stages)[:-1]:
+    for count in layers_of_stages(setup.target.layers, settings.pipeline_parallel)[:-1]:
         first_layers.append(first_layers[-1] + count)
-    vision_is_whole = settings.text("mm-encoder-tp-mode") == "data" or (
-        target.vision is not None and target.vision.heads % ranks != 0
-    )
-    names = ("routed experts", "other weights", "vision")
-    sizes = [dict.fromkeys(names, 0) for _ in range(stages)]
+    experts, others = ([0] * len(first_layers) for _ in range(2))
+    tower = 0
     for name, size in target_sizes.items():
-        part = "vision" if name.startswith(("vision_tower", "mm_projector")) else "other weights"
-        if part == "vision":
-            if settings.flag("language-model-only"):
-                continue
-            held = size if vision_is_whole or _is_replicated(name) else size // ranks
-            for stage in sizes:
-                stage[part] += held
-            continue
-        if ".experts." in name:
-            part = "routed experts"
-        held = size if _is_replicated(name) else size // ranks
-        sizes[_stage_of(name, first_layers)][part] += held
-    terms = [
-        [
-            Term(part, stage[part], "bytes in the headers" + ("" if part == "vision" else " / TP, where split"))
-            for part in names
-        ]
-        for stage in sizes
+        if name.startswith(("vision_tower", "mm_projector")):
+            tower += _held(name, size, 1 if _vision_is_whole(setup) else ranks)
+        else:
+            part = experts if ".experts." in name else others
+            part[_stage_of(name, first_layers)] += _held(name, size, ranks)
+    split = "bytes in the headers / TP, where split"
+    stages = [
+        [Term("routed experts", experts[stage], split), Term("other weights", others[stage], split)]
+        for stage in range(len(first_layers))
     ]
+    if vision and not settings.flag("language-model-only"):
+        # Every stage builds it (kimi_k25.py).
+        for terms in stages:
+            terms.append(Term("vision", tower, "bytes in the headers" + ("" if _vision_is_whole(setup) else " / TP")))
     if drafter_sizes:
-        held = sum(size if _is_drafter_replicated(name) else size // ranks for name, size in drafter_sizes.items())
-        terms[-1].append(Term("drafter", held, "bytes in the headers / TP, where split"))
-    return terms
+        held = sum(_held(name, size, ranks) for name, size in drafter_sizes.items())
+        stages[-1].append(Term("drafter", held, split))
+    return stages
 
 
 def _stage_of(name: str, first_layers: list[int]) -> int:
@@ -196,12 +288,16 @@ def _stage_of(name: str, first_layers: list[int]) -> int:
     return max(number for number, first in enumerate(first_layers) if first <= layer)
 
 
-def _is_replicated(name: str) -> bool:
-    return _ends_replicated(name[name.rfind(".", 0, name.rfind(".")) + 1 :]) or name.startswith("mm_projector")
+def _vision_is_whole(setup: Setup) -> bool:
+    """Return whether each rank has the whole tower; vLLM decides so, too, where its heads do not divide (vision.py)."""
+    vision = setup.target.vision
+    odd = vision is not None and vision.heads % setup.settings.tensor_parallel != 0
+    return odd or setup.settings.text("mm-encoder-tp-mode") == "data"
 
 
-def _is_drafter_replicated(name: str) -> bool:
-    return _is_replicated(name)
+def _held(name: str, size: int, ranks: int) -> int:
+    whole = name.startswith("mm_projector") or ".patch_embed." in name
+    return size if whole or _ends_replicated(name[name.rfind(".", 0, name.rfind(".")) + 1 :]) else size // ranks
 
 
 @lru_cache(maxsize=4096)
@@ -209,78 +305,99 @@ def _ends_replicated(end: str) -> bool:
     return _REPLICATED.match(end) is not None
 
 
-def _target_token(target: Target, settings: Settings, stage: int) -> int:
-    attention = target.attention
-    layers = layers_of_stages(target.layers, settings.pipeline_parallel)[stage]
-    return layers * (attention.kv_lora_rank + attention.rope) * _kv_bytes(settings.kv_dtype)
-
-
-def _drafter_token(drafter: Drafter, settings: Settings) -> int:
+def _token(setup: Setup, stage: int) -> int:
+    """Return the bytes of KV cache a token on a rank of this stage: MLA's are not split over ranks."""
+    settings, attention, drafter = setup.settings, setup.target.attention, setup.drafter
+    stages = layers_of_stages(setup.target.layers, settings.pipeline_parallel)
+    element = 1 if setup.has_fp8_cache else _element(settings.kv_dtype, settings)
+    size = stages[stage] * (attention.kv_lora_rank + attention.rope) * element
+    if drafter is None or stage != len(stages) - 1:
+        return size
     own = settings.speculation.text("kv_cache_dtype") if settings.speculation else None
-    size = _kv_bytes(own or settings.kv_dtype)
+    element = _element(own, settings) if own else element
     if drafter.is_mla:
-        return drafter.layers * (drafter.attention.kv_lora_rank + drafter.attention.rope) * size
+        return size + drafter.layers * (drafter.attention.kv_lora_rank + drafter.attention.rope) * element
     heads = max(1, drafter.kv_heads // settings.tensor_parallel)
-    return drafter.layers * heads * 2 * drafter.head_size * size
+    return size + drafter.layers * heads * 2 * drafter.head_size * element
 
 
-def _kv_bytes(dtype: str) -> int:
-    return 1 if dtype.startswith("fp8") else _FP32 if dtype == "float32" else _BF16
+def _element(dtype: str, settings: Settings) -> int:
+    if dtype == "auto":
+        return _FP32 if settings.text("dtype") in {"float32", "float"} else _BF16
+    return 1 if dtype.startswith("fp8") else _BF16
 
 
-def _moe_workspace(target: Target, settings: Settings) -> int:
+def _moe_workspace(setup: Setup) -> int:
     """Return the bytes of the Marlin experts' scratch (modular_kernel.py, marlin_moe.py), which is in the profile."""
-    experts, hidden, step = target.experts, target.hidden_size, settings.step_tokens
+    settings, experts, hidden = setup.settings, setup.target.experts, setup.target.hidden_size
     width = experts.width if settings.flag("enable-expert-parallel") else experts.width // settings.tensor_parallel
-    first = max(step * experts.active * max(width, hidden), step * hidden)
-    return (first + step * experts.active * max(2 * width, hidden)) * _BF16
+    return settings.step_tokens * experts.active * (max(width, hidden) + max(2 * width, hidden)) * _BF16
 
 
-def _decode_workspace(target: Target, settings: Settings, longest: int, drafted: int, hardware: Hardware) -> int:
+def _decode_workspace(setup: Setup) -> int:
     """Return the bytes of TRITON_MLA's partial results (triton_mla.py), which are not in the profile."""
-    if hardware.chip is None:
+    settings, attention = setup.settings, setup.target.attention
+    if setup.hardware.chip != "sm_120" and settings.text("attention-backend") != "TRITON_MLA":
         return 0
-    splits = min(_power_of_two(max(1, longest // 512)), 2 * hardware.multiprocessors)
-    rows = settings.sequences * (1 if settings.context_parallel > 1 else drafted + 1)
-    heads = target.attention.heads // settings.tensor_parallel * settings.context_parallel
-    return rows * heads * splits * (target.attention.kv_lora_rank + 1) * _FP32
+    # Under DCP each row is one token (v1/attention/backend.py), and all ranks' heads come together.
+    rows = settings.sequences if settings.context_parallel > 1 else setup.rows
+    heads = attention.heads // settings.tensor_parallel * settings.context_parallel
+    parts = splits(setup.longest, setup.hardware.multiprocessors)
+    return rows * heads * parts * (attention.kv_lora_rank + 1) * _FP32
 
 
-def _prefill_workspace(target: Target, drafter: Drafter | None, settings: Settings, longest: int) -> int:
-    rows = min(max(8 * longest, 4 * settings.sequences * _BLOCK), _MOST_ROWS_OF_CONTEXT)
-    one = rows * (target.attention.kv_lora_rank + target.attention.rope) * _BF16
-    if settings.context_parallel > 1:
-        one += one // settings.context_parallel
-    return one * (2 if drafter and drafter.is_mla else 1)
+def _rows_of_context(setup: Setup) -> int:
+    return min(max(8 * setup.longest, 4 * setup.settings.sequences * _BLOCK), _MOST_ROWS_OF_CONTEXT)
 
 
-def _activations(target: Target, settings: Settings, longest: int) -> int:
-    """Return the bytes of a profiled step: what stands side by side in the worst layer, and the sampler's rows."""
-    step, hidden, attention = settings.step_tokens, target.hidden_size, target.attention
+def _prefill_workspace(setup: Setup) -> int:
+    attention, parallel = setup.target.attention, setup.settings.context_parallel
+    one = _rows_of_context(setup) * (attention.kv_lora_rank + attention.rope) * _BF16
+    users = 2 if setup.drafter and setup.drafter.is_mla else 1
+    return users * (one + (one // parallel if parallel > 1 else 0))
+
+
+def _graphs(setup: Setup) -> int:
+    """Return the bytes of CUDA graphs, as vLLM estimates them (v1/worker/gpu/cudagraph_utils.py)."""
+    sizes = setup.settings.graph_sizes
+    if not sizes:
+        return 0
+    layers = max(layers_of_stages(setup.target.layers, setup.settings.pipeline_parallel))
+    return _GRAPHS + layers * (len(sizes) * _PIECEWISE + len(setup.settings.decode_graph_sizes) * _FULL)
+
+
+def _sampling(setup: Setup) -> int:
+    """Return the bytes of what penalties need (v1/worker/gpu/sample/penalties.py): a count and a bit for each token."""
+    return setup.settings.sequences * setup.target.vocabulary * (8 * _FP32 + 1) // 8
+
+
+def _activations(setup: Setup) -> int:
+    """Return the bytes of a profiled step's peak: of encoding pictures, of the layers, or of sampling."""
+    settings, attention = setup.settings, setup.target.attention
+    state = settings.step_tokens * setup.target.hidden_size * _BF16
     heads = attention.heads // settings.tensor_parallel
-    residual = (
-        4 * step * hidden * _BF16
-    )  # the residual, the normalised state, a layer's output, and three aux states' mean
-    queries = step * heads * (attention.nope + attention.rope + attention.value) * _BF16
-    context = min(max(8 * longest, 4 * settings.sequences * _BLOCK), _MOST_ROWS_OF_CONTEXT)
-    imitated = context * heads * (attention.nope + attention.value) * _BF16  # mla_attention.py, while profiling
-    states = 3 * step * hidden * _BF16 if settings.speculation else 0
-    logits = settings.sequences * target.vocabulary * (_BF16 + _FP32)
-    return residual + queries + imitated + states + logits + _vision_step(target, settings)
+    queries = settings.step_tokens * heads * (attention.nope + attention.rope + attention.value) * _BF16
+    imitated = _rows_of_context(setup) * heads * (attention.nope + attention.value) * _BF16  # mla_attention.py
+    # Residual, normalised state, a layer's output and the pictures'; auxiliary states once more as fc's input.
+    states = 4 + (2 * setup.drafter.aux_states if setup.drafter else 0)
+    sampled = settings.sequences * setup.target.vocabulary * (_BF16 + 2 * _FP32)
+    return max(states * state + queries + imitated, sampled, _vision_step(setup))
 
 
-def _vision_step(target: Target, settings: Settings) -> int:
-    """Return the bytes of the encoder over as many patches as one step's tokens stand for."""
-    if target.vision is None or settings.flag("language-model-only"):
+def _vision_step(setup: Setup) -> int:
+    """Return the bytes of the encoder over as many patches as a step's tokens stand for."""
+    settings, vision = setup.settings, setup.target.vision
+    if vision is None or settings.flag("language-model-only"):
         return 0
-    patches = settings.step_tokens * target.vision.merge[0] * target.vision.merge[1]
-    return patches * (4 * target.vision.width + 2 * target.vision.mlp_width) * _BF16
+    if _vision_is_whole(setup):  # and each rank takes whole pictures
+        return _PICTURE * (4 * vision.width + 2 * vision.mlp_width) * _BF16
+    patches = max(_PICTURE, settings.step_tokens * vision.merge[0] * vision.merge[1])
+    return patches * (4 * vision.width + 2 * vision.mlp_width // settings.tensor_parallel) * _BF16
 
 
-def _power_of_two(number: int) -> int:
-    return 1 << (number - 1).bit_length()
+def _gib(size: int) -> str:
+    return f"{size / GIB:,.1f}"
 
 
-def total(terms: Iterable[Term]) -> int:
-    """Return the bytes of all terms."""
-    return sum(term.size for term in terms)
+def _rounded(tokens: int) -> int:
+    return tokens // _STEP * _STEP or tokens

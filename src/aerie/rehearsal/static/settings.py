@@ -1,5 +1,6 @@
 """The engine's settings as far as checks and plan read them: the operator's, else vLLM 0.32.0's defaults."""
 
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,6 +16,12 @@ _OFF = {"false", "0", "no", "off"}
 # Tokens a step and sequences at once by memory of a GPU (vllm/engine/arg_utils.py, get_batch_defaults).
 _STEP_TOKENS = ((160 * GIB, 16384, 1024), (70 * GIB, 8192, 1024), (0, 2048, 256))
 _CPU_STEP_TOKENS, _CPU_SEQUENCES = 2048, 128  # a rank
+_LARGEST_GRAPH = 512
+"""Rows; vLLM's own limit for captured graphs but on sm_100 (config/vllm.py, _set_cudagraph_sizes)."""
+_CPU_CACHE = "VLLM_CPU_KVCACHE_SPACE"
+"""GiB of a rank's KV cache on a CPU, as a whole number (vllm/platforms/cpu.py)."""
+_FITTING = -1
+"""As max-model-len."""
 
 
 @dataclass(frozen=True)
@@ -44,14 +51,16 @@ class Settings:
     """Of decoding (DCP)."""
     data_parallel: int
     longest: int | None
-    """max-model-len; None for the model's own, -1 where vLLM is to find what fits."""
+    """max-model-len; None for the model's own, below 0 where vLLM is to find what fits."""
+    cache: int | None
+    """Bytes that a rank's KV cache is given, None where vLLM takes what its share of the memory leaves."""
     sequences: int
     step_tokens: int
     utilization: float
     kv_dtype: str
     eager: bool
-    largest_graph: int | None
-    """Rows of the largest CUDA graph that is asked for, None where vLLM chooses."""
+    graph_sizes: tuple[int, ...]
+    """Rows of the steps that CUDA graphs are captured for, from the smallest on; () without any."""
     speculation: Speculation | None
 
     def text(self, option: str) -> str | None:
@@ -70,18 +79,47 @@ class Settings:
         return _compilation(self.given)
 
     @property
+    def fits_itself(self) -> bool:
+        """Whether max-model-len is whatever fits."""
+        return self.longest == _FITTING
+
+    @property
+    def drafted(self) -> int:
+        """Tokens drafted a step; 0 without speculation."""
+        return self.speculation.tokens if self.speculation else 0
+
+    @property
+    def rows(self) -> int:
+        """Rows of a step in which every sequence is verified."""
+        return self.sequences * (self.drafted + 1)
+
+    @property
+    def decode_graph_sizes(self) -> tuple[int, ...]:
+        """Rows of those steps that verify alone, for which there is a second graph (gpu/cudagraph_utils.py)."""
+        if str(self.compilation.get("cudagraph_mode", "")).upper() == "PIECEWISE":
+            return ()
+        row, largest = self.drafted + 1, min(self.rows, max(self.graph_sizes, default=0))
+        return tuple(sorted({size for each in self.graph_sizes if (size := -(-each // row) * row) <= largest}))
+
+    @property
     def ranks(self) -> int:
         """Processes that each have a part of the model."""
         return self.tensor_parallel * self.pipeline_parallel
 
 
-def settings_from(given: Mapping[str, Any], hardware: Hardware) -> Settings:
+def settings_from(
+    given: Mapping[str, Any], hardware: Hardware, environment: Mapping[str, str] = os.environ
+) -> Settings:
     """Return the settings of `read_arguments`; raises ConfigurationError where a number is none."""
     ranks = {
         name: _whole(given, f"{name}-parallel-size", 1) for name in ("tensor", "pipeline", "decode-context", "data")
     }
     step_tokens, sequences = _batch_defaults(hardware, ranks["tensor"] * ranks["pipeline"])
-    sequences = _whole(given, "max-num-seqs", min(sequences, _whole(given, "max-num-batched-tokens", step_tokens)))
+    step_tokens = _whole(given, "max-num-batched-tokens", step_tokens)
+    sequences = _whole(given, "max-num-seqs", min(sequences, step_tokens))
+    speculation = _speculation(given)
+    eager = str(_value(given, "enforce-eager", absent=False)).lower() not in _OFF
+    verified = speculation.tokens + 1 if speculation else 1
     return Settings(
         given=given,
         tensor_parallel=ranks["tensor"],
@@ -89,13 +127,14 @@ def settings_from(given: Mapping[str, Any], hardware: Hardware) -> Settings:
         context_parallel=ranks["decode-context"],
         data_parallel=ranks["data"],
         longest=_longest(given),
+        cache=_cache(given, hardware, environment),
         sequences=sequences,
-        step_tokens=_whole(given, "max-num-batched-tokens", step_tokens),
+        step_tokens=step_tokens,
         utilization=_share(given, "gpu-memory-utilization", 0.92),
         kv_dtype=str(_value(given, "kv-cache-dtype") or "auto"),
-        eager=str(_value(given, "enforce-eager", absent=False)).lower() not in _OFF,
-        largest_graph=_largest_graph(given),
-        speculation=_speculation(given),
+        eager=eager,
+        graph_sizes=() if eager or hardware.chip is None else _graph_sizes(given, sequences, verified, step_tokens),
+        speculation=speculation,
     )
 
 
@@ -117,7 +156,7 @@ def _longest(given: Mapping[str, Any]) -> int | None:
     text = _value(given, "max-model-len")
     if text is None:
         return None
-    return -1 if str(text) in {"auto", "-1"} else _whole(given, "max-model-len", 0)
+    return _FITTING if str(text) in {"auto", str(_FITTING)} else _whole(given, "max-model-len", 0)
 
 
 def _compilation(given: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -125,16 +164,40 @@ def _compilation(given: Mapping[str, Any]) -> Mapping[str, Any]:
     return options if isinstance(options, dict) else {}
 
 
-def _largest_graph(given: Mapping[str, Any]) -> int | None:
+def _cache(given: Mapping[str, Any], hardware: Hardware, environment: Mapping[str, str]) -> int | None:
+    if (value := _value(given, "kv-cache-memory-bytes")) is not None:
+        return _number("--kv-cache-memory-bytes", value)
+    text = environment.get(_CPU_CACHE)
+    if hardware.chip is not None or not text:
+        return None
+    return _number(_CPU_CACHE, text) * GIB
+
+
+def _graph_sizes(given: Mapping[str, Any], sequences: int, verified: int, step_tokens: int) -> tuple[int, ...]:
+    """Return what config/vllm.py takes where a sequence has `verified` rows; what is asked for, where it is listed."""
+
     def asked(option: str) -> Any:
         value = _value(given, option)
         return _compilation(given).get(option.replace("-", "_")) if value is None else value
 
-    if sizes := asked("cudagraph-capture-sizes"):
-        every = sizes if isinstance(sizes, list) else [sizes]
-        return max(_number("--cudagraph-capture-sizes", size) for size in every)
-    largest = asked("max-cudagraph-capture-size")
-    return None if largest is None else _number("--max-cudagraph-capture-size", largest)
+    if str(_compilation(given).get("cudagraph_mode", "")).upper() == "NONE":
+        return ()
+    listed, largest = asked("cudagraph-capture-sizes"), asked("max-cudagraph-capture-size")
+    if listed:
+        every = listed if isinstance(listed, list) else [listed]
+        sizes = {_number("--cudagraph-capture-sizes", size) for size in every}
+    elif largest is not None:
+        sizes = _steps(_number("--max-cudagraph-capture-size", largest))
+    else:
+        most = min(2 * sequences * verified, _LARGEST_GRAPH)
+        batches = {*_steps(sequences), sequences} if verified > 1 else {sequences}
+        sizes = _steps(most) | {size for batch in batches if (size := batch * verified) <= most}
+    return tuple(sorted(size for size in sizes if size <= step_tokens))
+
+
+def _steps(largest: int) -> set[int]:
+    steps = (1, 2, 4, *range(8, 256, 8), *range(256, largest + 1, 16))
+    return {size for size in steps if size <= largest}
 
 
 def _speculation(given: Mapping[str, Any]) -> Speculation | None:
