@@ -1,0 +1,29 @@
+"""Proves on a GPU that `aerie rehearse` passes there, with the real Kimi-K2.5's widths, and finds what is wrong.
+
+    python tests/gpu/rehearsal.py --out results          # where vLLM 0.32.0's CUDA wheel is installed, patched or not
+
+As `one_gpu.py`, whose docstring says the rest. The real pair needs 40 GB of disk below TMPDIR, and of GPU memory what
+`config/kimi-k2.5.yaml` takes. Where the series is not recorded as in the image, `patches/apply.py --help` says how.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from items import Item, run
+
+REHEARSED = "tests/gpu/rehearsed.py"
+
+AS_ON_SM_120 = "rehearses-as-on-sm-120"
+
+ITEMS = [
+    Item("real_pair", REHEARSED, ("real-pair-rehearses",), alone=True, seconds=540),
+    Item("aux_layer", REHEARSED, ("aux-layer-beyond-the-model",), seconds=120),
+    Item("as_on_sm_120_unpatched", REHEARSED, seconds=120, unpatched={AS_ON_SM_120: "102,400"}),
+    Item("tiny_pair", REHEARSED, ("tiny-pair-rehearses",), alone=True, seconds=400),
+    Item("as_on_sm_120", REHEARSED, (AS_ON_SM_120,), alone=True, seconds=400),
+    Item("backend", REHEARSED, ("backend-of-another-chip",), alone=True, seconds=240),
+]
+
+if __name__ == "__main__":
+    sys.exit(run(__doc__, ITEMS))
