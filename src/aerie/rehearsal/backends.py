@@ -126,8 +126,10 @@ def _judge(part: str, choice: Choice, seen: Mapping[str, str]) -> Finding:
 
 
 def _gets(setup: Setup, there: Mapping[str, Choice]) -> str:
+    if setup.hardware.chip is None:
+        return "what the real model gets is told for a chip that --chip names"
     names = ", ".join(f"{part} {choice.name}" for part, choice in there.items())
-    return f"on {setup.hardware.chip} the real model gets {names}" if names else "nothing is known of the real chip"
+    return f"on {setup.hardware.chip} the real model gets {names}"
 
 
 def _asked(setup: Setup, option: str, config: str, key: str) -> str:

@@ -84,9 +84,13 @@ def splits(longest: int, multiprocessors: int) -> int:
 
 def compile_decode(setup: Setup) -> Finding:
     """Compile the installed decode kernel for `setup.hardware`; failed where the chip has too little shared memory."""
-    chip = CHIPS.get(setup.hardware.chip or "")
+    if setup.hardware.chip is None:
+        return skipped(_CHECK, "there is no GPU: --chip names one to compile for")
+    chip = CHIPS.get(setup.hardware.chip)
     if chip is None:
-        return skipped(_CHECK, f"{setup.hardware.chip or 'a CPU'} is no chip whose limits are known here")
+        return skipped(
+            _CHECK, f"the limits of {setup.hardware.chip} are not known here, those of {', '.join(CHIPS)} are"
+        )
     backend = expected(setup, {}).get(ATTENTION)
     if backend and backend.name != _BACKEND:
         return skipped(_CHECK, f"decoding takes {backend.name} on {chip.name}, whose kernels are compiled in the image")

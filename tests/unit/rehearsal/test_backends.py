@@ -195,6 +195,8 @@ def test_a_cpu_proves_none_and_says_what_the_real_model_gets(setup):
     assert "attention backend CPU_MLA" in finding.text
     assert "on sm_120 the real model gets attention backend TRITON_MLA" in finding.text
     assert "MARLIN WNA16" in finding.text
+    (finding,) = compare(setup(hardware=CPU), CPU, {}, log("cpu-healthy-compiled"))
+    assert "for a chip that --chip names" in finding.text
 
 
 def test_another_chip_than_the_planned_one_is_told(setup, kimi):
