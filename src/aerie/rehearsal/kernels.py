@@ -84,17 +84,9 @@ def splits(longest: int, multiprocessors: int) -> int:
 
 def compile_decode(setup: Setup) -> Finding:
     """Compile the installed decode kernel for `setup.hardware`; failed where the chip has too little shared memory."""
-    if setup.hardware.chip is None:
-        return skipped(_CHECK, "there is no GPU: --chip names one to compile for")
-    chip = CHIPS.get(setup.hardware.chip)
-    if chip is None:
-        return skipped(
-            _CHECK, f"the limits of {setup.hardware.chip} are not known here, those of {', '.join(CHIPS)} are"
-        )
-    backend = expected(setup, {}).get(ATTENTION)
-    if backend and backend.name != _BACKEND:
-        return skipped(_CHECK, f"decoding takes {backend.name} on {chip.name}, whose kernels are compiled in the image")
-    shape = shape_of(setup)
+    if obstacle := _obstacle(setup):
+        return skipped(_CHECK, obstacle)
+    chip, shape = CHIPS[str(setup.hardware.chip)], shape_of(setup)
     command = [sys.executable, "-P", "-m", "aerie.rehearsal.decode_kernel", chip.name, json.dumps(asdict(shape))]
     # Triton's interpreter compiles nothing.
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
@@ -115,6 +107,19 @@ def compile_decode(setup: Setup) -> Finding:
         f"vLLM's MLA decode kernel does not compile for {chip.name}: {said[-1]}",
         "use the image's own vLLM and Triton, unchanged",
     )
+
+
+def _obstacle(setup: Setup) -> str | None:
+    """Return why there is nothing to compile."""
+    name = setup.hardware.chip
+    if name is None:
+        return "there is no GPU: --chip names one to compile for"
+    if name not in CHIPS:
+        return f"the limits of {name} are not known here, but those of {', '.join(CHIPS)}"
+    backend = expected(setup, {}).get(ATTENTION)
+    if backend and backend.name != _BACKEND:
+        return f"decoding takes {backend.name} on {name}, whose kernels are compiled in the image"
+    return None
 
 
 def judge(shape: DecodeShape, chip: Chip, needed: dict[str, int]) -> Finding:
