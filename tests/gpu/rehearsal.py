@@ -2,8 +2,9 @@
 
     python tests/gpu/rehearsal.py --out results          # where vLLM 0.32.0's CUDA wheel is installed, patched or not
 
-As `one_gpu.py`, whose docstring says the rest. The real pair needs 40 GB of disk below TMPDIR, and of GPU memory what
-`config/kimi-k2.5.yaml` takes. Where the series is not recorded as in the image, `patches/apply.py --help` says how.
+As `one_gpu.py`, whose docstring says the rest. The real pair, shrunken, takes 17 GB of disk below TMPDIR, and of the
+GPU's memory what `config/kimi-k2.5.yaml` takes. The series must be recorded, as `write_record` of patches/apply.py does
+it in the image.
 """
 
 from __future__ import annotations
