@@ -68,7 +68,7 @@ FAILS, WARNS = Verdict.FAILED, Verdict.WARNED
         (["--max-cudagraph-capture-size", "64"], WARNS, "captured up to 64", "max-num-seqs to 16"),
         (["--max-num-batched-tokens", "100"], FAILS, "max-num-batched-tokens 100 is below max-num-seqs 128", "8192"),
         (["--max-num-batched-tokens", "256"], WARNS, "below the 512 rows of a full batch", "to 8192"),
-        (["--no-enable-chunked-prefill"], FAILS, "one of max-model-len 131072 exceeds a step of 8192", "to 131072"),
+        (["--no-enable-chunked-prefill"], FAILS, "one of max-model-len 98304 exceeds a step of 8192", "to 98304"),
         (["--max-model-len", "300k"], FAILS, "max-model-len 300000 is above the 262144 positions", "to 262144 or less"),
         (["--gpu-memory-utilization", "90"], FAILS, "gpu-memory-utilization 90.0 is no share", "0.90"),
         (["--kv-cache-dtype", "fp8_e5m2"], FAILS, "fp8_e5m2 is none that MLA has kernels for", "bfloat16"),
@@ -95,7 +95,8 @@ def test_one_key_of_speculation_drops_the_rest_as_in_vllm(found):
     ("arguments", "patch", "text"),
     [
         (["-tp", "4", "-pp", "2"], "eagle3-over-pp", "does not hand auxiliary states from one pipeline stage"),
-        (["-dcp", "8"], "dcp-graphs-of-verification", "the capture after the load asserts so"),
+        (["-dcp", "8", "--gpu-memory-utilization", "0.90"], "dcp-graphs-of-verification",
+         "the capture after the load asserts so"),
         (["--kv-cache-dtype", "fp8"], "decode-fp8-kv-fits-sm120", "needs 102,400 bytes of shared memory"),
     ],
 )  # fmt: skip
@@ -109,7 +110,7 @@ def test_a_missing_patch_is_told_where_it_is_needed(found, arguments, patch, tex
 def test_a_llama_drafter_has_needs_of_its_own(found, published):
     llama = published("lightseekorg--kimi-k2.5-eagle3")
     assert found(drafter=llama) == []
-    (told,) = found("-dcp", "8", drafter=llama)
+    (told,) = found("-dcp", "8", "--gpu-memory-utilization", "0.90", drafter=llama)
     assert (told.verdict, "attends with other heads' keys" in told.text) == (Verdict.FAILED, True)
     (told,) = found("--kv-cache-dtype", "fp8", drafter=llama)
     assert (told.verdict, "kv_cache_dtype" in told.remedy) == (Verdict.WARNED, True)

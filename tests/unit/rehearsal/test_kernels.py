@@ -49,7 +49,7 @@ def compiler(tmp_path, monkeypatch):
 
 def test_the_shape_is_that_of_the_real_model_over_its_longest_request(setup):
     assert shape_of(setup()) == DecodeShape(
-        heads=8, longest=131072, page=16, splits=256, latent=512, rope=64, has_fp8_cache=False
+        heads=8, longest=98304, page=16, splits=256, latent=512, rope=64, has_fp8_cache=False
     )
     assert shape_of(setup("-tp", "4", "-dcp", "2")).heads == 32
     assert shape_of(setup("--kv-cache-dtype", "fp8")).has_fp8_cache

@@ -16,7 +16,7 @@ CPU = Hardware("CPU", None, 24 * GIB, 0, 1)
 CONFIG = Path(__file__).parents[3] / "config/kimi-k2.5.yaml"
 
 
-def changed(profile, *words, beside=None, hardware=RTX_PRO_6000, longest=131072):
+def changed(profile, *words, beside=None, hardware=RTX_PRO_6000, longest=98304):
     settings = settings_from(read_arguments(words), hardware)
     found = overrides(settings, Path("/w/drafter"), 41234, longest, profile, beside)
     return {each.argument: (each.given, each.here) for each in found}
@@ -40,7 +40,7 @@ def test_a_cpu_has_one_rank_and_less_of_everything():
     assert found["tensor-parallel-size"] == (8, 1)
     assert found["kv-cache-dtype"] == ("bfloat16", "auto")
     assert found["enforce-eager"] == (None, True)
-    assert found["max-model-len"] == ("131072", 2048)
+    assert found["max-model-len"] == ("98304", 2048)
     assert found["max-num-batched-tokens"] == ("8192", 2048)
     assert found["max-num-seqs"] == ("128", 16)
     assert "pipeline-parallel-size" not in found
@@ -54,10 +54,10 @@ def test_a_cpu_keeps_what_it_can_do():
 def test_beside_a_service_it_takes_less_than_is_to_be_free():
     found = changed(Profile.GPU, "--config", str(CONFIG), beside=RTX_PRO_6000)
     given, share = found["gpu-memory-utilization"]
-    assert given == 0.9
+    assert given == 0.93
     assert 6 * GIB < share * RTX_PRO_6000.memory < 8 * GIB
     assert found["max-num-seqs"] == (128, 4)
-    assert found["max-model-len"] == (131072, 8192)
+    assert found["max-model-len"] == (98304, 8192)
 
 
 @pytest.mark.parametrize("model", [[], ["/data/models/Kimi-K2.5"]])

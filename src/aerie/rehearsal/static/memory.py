@@ -47,7 +47,6 @@ _DECODE = "decode workspace"
 # Not split over tensor-parallel ranks (deepseek_v2.py, kimi_k25_vit.py, deepseek_eagle3.py, llama_eagle3.py).
 _REPLICATED = re.compile(
     r"(q_a_proj|kv_a_proj_with_mqa|\w*norm\d?|gate|pos_emb|fc|d2t)(\.weight|\.bias|\.e_score_correction_bias)?$"
-    r"|.*weight_shape$"
 )
 
 
@@ -140,31 +139,26 @@ class Plan:
 
 def plan(setup: Setup, target_sizes: Mapping[str, int], drafter_sizes: Mapping[str, int]) -> Plan:
     """Return the memory of a GPU; the sizes are the bytes of each tensor."""
-    inside: list[Term] = []
-    outside: list[Term] = []
+    inside: tuple[Term, ...] = ()
+    outside: tuple[Term, ...] = ()
     if setup.hardware.chip is not None:
-        moe, decode = _moe_workspace(setup), _decode_workspace(setup)
-        inside = [
-            Term("experts' workspace", moe, "M x k x (max(N, H) + max(2N, H)) x 2 bytes, N = an expert's width / TP"),
-            Term("sampling", _sampling(setup), "S x vocabulary x 4.125 bytes: which tokens were said, and how often"),
-            Term(
-                "activations of a step", _activations(setup), "the larger of M tokens' and M tokens' worth of pictures"
-            ),
-            Term("kernels and libraries", _LIBRARIES, "measured on another machine"),
-            Term(
-                "CUDA graphs", _graphs(setup), "0.2 GiB + layers x (piecewise x 0.3 + full x 0.9 MiB), by measurement"
-            ),
-        ]
-        outside = [
-            Term("CUDA context and NCCL", _CONTEXT, "not measured"),
-            # One buffer that grows (v1/worker/workspace.py): what the experts had of it is not allocated again.
-            Term(_DECODE, max(0, decode - moe),
-                 "S x (k + 1) x heads x splits x (kv_lora + 1) x 4 bytes, less the experts' workspace"),
-            Term("context of chunked prefills", _prefill_workspace(setup),
-                 "min(max(8L, 64S), 65536) rows x (kv_lora + rope) x 2 bytes, for each user of MLA"),
-        ]  # fmt: skip
+        experts, decode = _experts_workspace(setup), _decode_workspace(setup)
+        inside = (
+            experts,
+            _sampling(setup),
+            Term("activations of a step", _activations(setup), f"of {setup.settings.step_tokens:,} tokens"),
+            Term("kernels and libraries", _LIBRARIES, "as measured on an H200"),
+            _graphs(setup),
+        )
+        # One buffer that grows (v1/worker/workspace.py): what the experts had of it is not allocated again.
+        grown = max(0, decode.size - experts.size)
+        outside = (
+            Term("CUDA context and NCCL", _CONTEXT, "not measured on this hardware"),
+            Term(decode.name, grown, f"{decode.formula}, less the experts' workspace"),
+            _prefill_workspace(setup),
+        )
     plans = [
-        Plan(setup, (*weights, *inside), tuple(outside), _token(setup, stage))
+        Plan(setup, (*weights, *inside), outside, _token(setup, stage))
         for stage, weights in enumerate(_weights_of_stages(setup, target_sizes, drafter_sizes))
     ]
     return min(plans, key=lambda each: (each.tokens, each.cache))
@@ -221,7 +215,7 @@ def _judged(plan: Plan) -> Finding:
         return passed(_CHECK, f"{room}, so max-model-len auto is {min(longest, plan.longest_that_fits):,}")
     text = f"{room}: {plan.concurrency:.2f} requests of {longest:,} at once, and {_gib(plan.spare)} GiB to spare"
     if plan.setup.hardware.chip and plan.spare < _MARGIN:
-        return warned(_CHECK, f"{text}, which long prompts and sampling may take", _less_outside(plan))
+        return warned(_CHECK, f"{text}, which long prompts may take", _less_outside(plan))
     if plan.concurrency < _TIGHT:
         better = _rounded(int(plan.tokens / _TIGHT))
         return warned(_CHECK, text, f"set max-model-len to {better}: no plan is exact to so little")
@@ -237,13 +231,11 @@ def _more_memory(plan: Plan) -> str | None:
 
 
 def _less_outside(plan: Plan) -> str:
-    settings = plan.setup.settings
-    missing = _MARGIN - plan.spare
-    scratch = _decode_workspace(plan.setup)
-    if grown := next((term.size for term in plan.outside if term.name == _DECODE), 0):
-        fewer = settings.sequences * max(0, scratch - min(grown, missing)) // scratch
-        if missing <= grown and fewer:
-            return f"set max-num-seqs to {fewer}"
+    settings, missing = plan.setup.settings, _MARGIN - plan.spare
+    decode = _decode_workspace(plan.setup).size
+    grown = next((term.size for term in plan.outside if term.name == _DECODE), 0)
+    if grown > max(missing, _CONTEXT):  # what most of it goes to
+        return f"set max-num-seqs to {settings.sequences * (decode - missing) // decode}"
     if settings.cache is not None:
         return "give the KV cache less"
     return f"set gpu-memory-utilization to {math.floor((plan.share - missing) / plan.memory * 100) / 100:.2f}"
@@ -262,10 +254,11 @@ def _weights_of_stages(
     for name, size in target_sizes.items():
         if name.startswith(("vision_tower", "mm_projector")):
             tower += _held(name, size, 1 if _vision_is_whole(setup) else ranks)
+        elif ".experts." in name:  # nearly all of the names, so it is quick
+            experts[_stage_of(name, first_layers)] += size // ranks
         else:
-            part = experts if ".experts." in name else others
-            part[_stage_of(name, first_layers)] += _held(name, size, ranks)
-    split = "bytes in the headers / TP, where split"
+            others[_stage_of(name, first_layers)] += _held(name, size, ranks)
+    split = f"bytes in the headers, / {ranks} where ranks have parts"
     stages = [
         [Term("routed experts", experts[stage], split), Term("other weights", others[stage], split)]
         for stage in range(len(first_layers))
@@ -273,7 +266,7 @@ def _weights_of_stages(
     if vision and not settings.flag("language-model-only"):
         # Every stage builds it (kimi_k25.py).
         for terms in stages:
-            terms.append(Term("vision", tower, "bytes in the headers" + ("" if _vision_is_whole(setup) else " / TP")))
+            terms.append(Term("vision", tower, "bytes in the headers" if _vision_is_whole(setup) else split))
     if drafter_sizes:
         held = sum(_held(name, size, ranks) for name, size in drafter_sizes.items())
         stages[-1].append(Term("drafter", held, split))
@@ -281,6 +274,8 @@ def _weights_of_stages(
 
 
 def _stage_of(name: str, first_layers: list[int]) -> int:
+    if len(first_layers) == 1:
+        return 0
     _, _, rest = name.partition("model.layers.")
     if not rest:
         return 0 if "embed_tokens" in name else len(first_layers) - 1
@@ -327,48 +322,66 @@ def _element(dtype: str, settings: Settings) -> int:
     return 1 if dtype.startswith("fp8") else _BF16
 
 
-def _moe_workspace(setup: Setup) -> int:
-    """Return the bytes of the Marlin experts' scratch (modular_kernel.py, marlin_moe.py), which is in the profile."""
+def _product(name: str, **factors: int) -> Term:
+    return Term(name, math.prod(factors.values()), " x ".join(f"{each:,} {what}" for what, each in factors.items()))
+
+
+def _experts_workspace(setup: Setup) -> Term:
+    """Return the Marlin experts' scratch (modular_kernel.py, marlin_moe.py), which is in the profile."""
     settings, experts, hidden = setup.settings, setup.target.experts, setup.target.hidden_size
     width = experts.width if settings.flag("enable-expert-parallel") else experts.width // settings.tensor_parallel
-    return settings.step_tokens * experts.active * (max(width, hidden) + max(2 * width, hidden)) * _BF16
+    elements = max(width, hidden) + max(2 * width, hidden)
+    return _product(
+        "experts' workspace", tokens=settings.step_tokens, experts=experts.active, elements=elements, bytes=_BF16
+    )
 
 
-def _decode_workspace(setup: Setup) -> int:
-    """Return the bytes of TRITON_MLA's partial results (triton_mla.py), which are not in the profile."""
+def _decode_workspace(setup: Setup) -> Term:
+    """Return TRITON_MLA's partial results (triton_mla.py), which are not in the profile."""
     settings, attention = setup.settings, setup.target.attention
     if setup.hardware.chip != "sm_120" and settings.text("attention-backend") != "TRITON_MLA":
-        return 0
+        return Term(_DECODE, 0, "another backend than TRITON_MLA")
     # Under DCP each row is one token (v1/attention/backend.py), and all ranks' heads come together.
-    rows = settings.sequences if settings.context_parallel > 1 else setup.rows
-    heads = attention.heads // settings.tensor_parallel * settings.context_parallel
-    parts = splits(setup.longest, setup.hardware.multiprocessors)
-    return rows * heads * parts * (attention.kv_lora_rank + 1) * _FP32
+    return _product(
+        _DECODE,
+        rows=settings.sequences if settings.context_parallel > 1 else setup.rows,
+        heads=attention.heads // settings.tensor_parallel * settings.context_parallel,
+        parts=splits(setup.longest, setup.hardware.multiprocessors),
+        elements=attention.kv_lora_rank + 1,
+        bytes=_FP32,
+    )
 
 
 def _rows_of_context(setup: Setup) -> int:
     return min(max(8 * setup.longest, 4 * setup.settings.sequences * _BLOCK), _MOST_ROWS_OF_CONTEXT)
 
 
-def _prefill_workspace(setup: Setup) -> int:
-    attention, parallel = setup.target.attention, setup.settings.context_parallel
-    one = _rows_of_context(setup) * (attention.kv_lora_rank + attention.rope) * _BF16
-    users = 2 if setup.drafter and setup.drafter.is_mla else 1
-    return users * (one + (one // parallel if parallel > 1 else 0))
+def _prefill_workspace(setup: Setup) -> Term:
+    rows, parallel, attention = _rows_of_context(setup), setup.settings.context_parallel, setup.target.attention
+    return _product(
+        "context of chunked prefills",
+        rows=rows + (rows // parallel if parallel > 1 else 0),
+        elements=attention.kv_lora_rank + attention.rope,
+        bytes=_BF16,
+        models=2 if setup.drafter and setup.drafter.is_mla else 1,
+    )
 
 
-def _graphs(setup: Setup) -> int:
-    """Return the bytes of CUDA graphs, as vLLM estimates them (v1/worker/gpu/cudagraph_utils.py)."""
-    sizes = setup.settings.graph_sizes
-    if not sizes:
-        return 0
-    layers = max(layers_of_stages(setup.target.layers, setup.settings.pipeline_parallel))
-    return _GRAPHS + layers * (len(sizes) * _PIECEWISE + len(setup.settings.decode_graph_sizes) * _FULL)
+def _graphs(setup: Setup) -> Term:
+    """Return CUDA graphs as vLLM estimates them (v1/worker/gpu/cudagraph_utils.py)."""
+    name, settings = "CUDA graphs", setup.settings
+    if not settings.graph_sizes:
+        return Term(name, 0, "none are captured")
+    layers = max(layers_of_stages(setup.target.layers, settings.pipeline_parallel))
+    piecewise, full = len(settings.graph_sizes), len(settings.decode_graph_sizes)
+    size = _GRAPHS + layers * (piecewise * _PIECEWISE + full * _FULL)
+    return Term(name, size, f"0.2 GiB + {layers} layers x ({piecewise} piecewise x 0.3 + {full} full x 0.9 MiB)")
 
 
-def _sampling(setup: Setup) -> int:
-    """Return the bytes of what penalties need (v1/worker/gpu/sample/penalties.py): a count and a bit for each token."""
-    return setup.settings.sequences * setup.target.vocabulary * (8 * _FP32 + 1) // 8
+def _sampling(setup: Setup) -> Term:
+    """Return what penalties need (v1/worker/gpu/sample/penalties.py): a count and a bit for each token."""
+    bits = _product("sampling", sequences=setup.settings.sequences, tokens=setup.target.vocabulary, bits=8 * _FP32 + 1)
+    return dataclasses.replace(bits, size=bits.size // 8)
 
 
 def _activations(setup: Setup) -> int:

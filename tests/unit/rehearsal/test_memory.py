@@ -1,0 +1,225 @@
+"""The plan of a GPU's memory, against what vLLM reported of real starts."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from aerie.checkpoint.config import Drafter, Target, read_drafter, read_target
+from aerie.checkpoint.layout import drafter_layout, target_layout
+from aerie.checkpoint.tiny import configs
+from aerie.engine_arguments import read_arguments
+from aerie.rehearsal.findings import Verdict
+from aerie.rehearsal.static.arguments import Setup
+from aerie.rehearsal.static.hardware import GIB, H200, RTX_PRO_6000, Hardware
+from aerie.rehearsal.static.memory import layers_of_stages, plan, will_fit
+from aerie.rehearsal.static.settings import settings_from
+
+REPOSITORY = Path(__file__).parents[3]
+CONFIG = REPOSITORY / "config/kimi-k2.5.yaml"
+LOGS = REPOSITORY / "tests/fixtures/logs"
+SPECULATION = {"method": "eagle3", "model": "/d", "num_speculative_tokens": 3}
+SPECULATING = ["--speculative-config", json.dumps(SPECULATION)]
+CPU = Hardware("CPU", None, 24 * GIB, 0, 1)
+A_GIB = {"VLLM_CPU_KVCACHE_SPACE": "1"}
+TARGET = Target(Path("/t"), configs.TARGET)
+MLA, LLAMA = (Drafter(Path("/d"), config) for config in (configs.MLA_DRAFTER, configs.LLAMA_DRAFTER))
+
+
+def planned(words, target, drafter=None, hardware=RTX_PRO_6000, environment=None, *, shares=False):
+    """Return the plan; `shares` for a drafter that has the target's embedding and head."""
+    settings = settings_from(read_arguments(words), hardware, environment or {})
+    drafted = drafter_layout(drafter, {} if shares else None) if drafter else {}
+    setup = Setup(settings, target, drafter, hardware, frozenset())
+    return plan(setup, sizes_of(target), {name: each.size for name, each in drafted.items()})
+
+
+_SIZES = {}
+
+
+def sizes_of(target):
+    """Return the bytes of a target's tensors, which take a second to list for 208,550."""
+    known = json.dumps(target.whole)
+    if known not in _SIZES:
+        _SIZES[known] = {name: each.size for name, each in target_layout(target).items()}
+    return _SIZES[known]
+
+
+def reported(log):
+    """Return tokens, and how many longest requests, as vLLM logged them."""
+    found = re.search(r"KV cache size: ([\d,]+) tokens.* per request: ([\d.]+)x", (LOGS / log).read_text())
+    return int(found[1].replace(",", "")), float(found[2])
+
+
+@pytest.mark.parametrize(
+    ("log", "words", "drafter", "hardware", "environment"),
+    [
+        ("vllm-0.32.0-cpu-healthy-compiled.log", ["--max-model-len", "4096"], MLA, CPU, A_GIB),
+        ("vllm-0.32.0-cpu-healthy-eager.log", ["--max-model-len", "512"], None, CPU, A_GIB),
+        ("vllm-0.32.0-cpu-no-common-block-size.log", ["--max-model-len", "512"], LLAMA, CPU, A_GIB),
+        ("vllm-0.32.0-cpu-healthy-tp2.log", ["--max-model-len", "4096", "-tp", "2"], MLA, CPU, A_GIB),
+        ("vllm-0.32.0-h200x2-healthy-pp2.log",
+         ["--max-model-len", "1024", "-pp", "2", "--kv-cache-memory-bytes", "1073741824"], MLA, H200, {}),
+        ("vllm-0.32.0-h200x2-healthy-tp2.log",
+         ["--max-model-len", "1024", "-tp", "2", "--kv-cache-memory-bytes", "1073741824"], LLAMA, H200, {}),
+    ],
+)  # fmt: skip
+def test_tokens_in_a_given_cache_are_vllms(log, words, drafter, hardware, environment):
+    found = planned(["m", *words, *(SPECULATING if drafter else [])], TARGET, drafter, hardware, environment)
+    assert (found.tokens, round(found.concurrency, 2)) == reported(log)
+
+
+@pytest.mark.parametrize(
+    ("log", "words"),
+    [("vllm-0.32.0-h200-healthy-compiled.log", []), ("vllm-0.32.0-h200-healthy-eager.log", ["--enforce-eager"])],
+)
+def test_what_is_not_the_caches_on_an_h200(log, words):
+    """Of 42 GiB that vLLM had, a pair of 0.01 GiB left 0.5 and 1.2 for all else."""
+    given = ["m", "--max-model-len", "1024", "--gpu-memory-utilization", "0.3", *SPECULATING, *words]
+    found = planned(given, TARGET, LLAMA, H200)
+    text = (LOGS / log).read_text()
+    cache = float(re.search(r"Available KV cache memory: ([\d.]+) GiB", text)[1])
+    assert found.cache / GIB == pytest.approx(cache, abs=0.2)
+    assert found.tokens == pytest.approx(reported(log)[0], rel=0.01)
+    if estimated := re.search(r"([\d.]+) GiB \(estimated\)", text):
+        graphs = next(term for term in found.inside if term.name == "CUDA graphs")
+        assert graphs.size / GIB == pytest.approx(float(estimated[1]), rel=0.1)
+
+
+# Kimi-K2.6, which has K2.5's tensors, on eight RTX PRO 6000 with TP8 and FP8 (github.com/local-inference-lab/rtx6kpro,
+# models/kimi-k26-v2.md to -v8.md, and kimi-k25.md for the last). Their vLLM was one from before 0.26, which left CUDA
+# graphs out of its share, as enforce-eager does here (https://github.com/vllm-project/vllm/issues/49224).
+PUBLISHED = ["m", "--tensor-parallel-size", "8", "--kv-cache-dtype", "fp8", "--max-num-batched-tokens", "8192",
+             "--max-model-len", "262144", "--max-num-seqs", "128", "--enforce-eager"]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("tokens", "words"),
+    [
+        (418_016, ["--gpu-memory-utilization", "0.94", *SPECULATING]),
+        (442_256, ["--gpu-memory-utilization", "0.94", *SPECULATING]),
+        (342_672, ["--gpu-memory-utilization", "0.90", *SPECULATING]),
+        (1_311_936, ["--gpu-memory-utilization", "0.90", *SPECULATING, "-dcp", "4"]),
+        (478_992, ["--gpu-memory-utilization", "0.94"]),
+        (491_200, ["--gpu-memory-utilization", "0.94"]),
+        (3_929_600, ["--gpu-memory-utilization", "0.94", "-dcp", "8"]),
+        (449_600, ["--gpu-memory-utilization", "0.93", "--max-num-batched-tokens", "4096"]),
+    ],
+)
+def test_published_figures_within_a_tenth(kimi, mla_drafter, tokens, words):
+    drafter = read_drafter(mla_drafter.directory) if SPECULATING[0] in words else None
+    found = planned([*PUBLISHED, *words], read_target(kimi.directory), drafter, shares=True)
+    assert found.tokens == pytest.approx(tokens, rel=0.1)
+
+
+@pytest.fixture
+def shipped(kimi, mla_drafter):
+    """The plan of the shipped configuration with these arguments after it."""
+
+    def of(*words, hardware=RTX_PRO_6000):
+        pair = read_target(kimi.directory), read_drafter(mla_drafter.directory)
+        return planned(["--config", str(CONFIG), *words], *pair, hardware)
+
+    return of
+
+
+def test_what_is_shipped_fits(shipped):
+    (found,) = will_fit(shipped())
+    assert found.verdict is Verdict.PASSED, found
+
+
+def test_the_comments_of_what_is_shipped_are_the_plan(shipped):
+    """Each figure of the comments, GiB with a decimal, is the plan's, and each term of half a GiB is told."""
+    comments = "".join(line for line in CONFIG.read_text().splitlines() if line.startswith("#"))
+    found = shipped()
+    for size in (found.share, found.cache, *(term.size for term in found.inside + found.outside)):
+        assert size < GIB / 4 or f"{size / GIB:.1f}" in comments, f"{size / GIB:.2f}"
+    for number in (found.tokens, found.token):
+        assert f"{number:,}" in comments, number
+
+
+FAILS, WARNS, PASSES, SKIPS = Verdict.FAILED, Verdict.WARNED, Verdict.PASSED, Verdict.SKIPPED
+
+
+@pytest.mark.parametrize(
+    ("words", "verdict", "text", "remedy"),
+    [
+        (["--max-model-len", "262144"], FAILS, "one request of 262,144 tokens takes 17.4 GiB of KV cache, and",
+         "set max-model-len to 122880"),
+        (["--max-model-len", "131072"], FAILS, "tokens takes 8.7 GiB", "or gpu-memory-utilization to 0.94"),
+        (["--max-model-len", "120000"], WARNS, "1.03 requests of 120,000 at once", "set max-model-len to 111616"),
+        (["--max-model-len", "auto"], PASSES, "so max-model-len auto is 123,", ""),
+        (["--max-num-seqs", "1024"], FAILS, "takes 15.9 beside them, where a GPU has 6.6", "set max-num-seqs to "),
+        (["--gpu-memory-utilization", "0.99"], FAILS, "takes 1.9 beside them, where a GPU has 0.9",
+         "set gpu-memory-utilization to 0.96"),
+        (["--gpu-memory-utilization", "0.96"], PASSES, "1.9 GiB to spare", ""),
+        (["--gpu-memory-utilization", "0.97"], WARNS, "which long prompts may take",
+         "set gpu-memory-utilization to 0.96"),
+        (["--gpu-memory-utilization", "0.75"], FAILS, "nothing is left for the KV cache",
+         "set gpu-memory-utilization to 0.9"),
+        (["-tp", "4"], FAILS, "nothing is left for the KV cache", "tensor-parallel-size to more"),
+        (["--kv-cache-dtype", "fp8"], PASSES, "247,", ""),
+        (["-tp", "4", "-pp", "2"], PASSES, "requests of 98,304 at once", ""),
+    ],
+)  # fmt: skip
+def test_a_plan_is_judged(shipped, words, verdict, text, remedy):
+    told = list(will_fit(shipped(*words)))
+    assert [each.verdict for each in told if text in each.text] == [verdict], told
+    assert any(remedy in each.remedy for each in told if text in each.text), told
+    assert all(each.details for each in told)
+
+
+@pytest.mark.parametrize("words", [["--max-model-len", "262144"], ["--max-num-seqs", "1024"]])
+def test_what_a_remedy_proposes_fits(shipped, words):
+    for found in will_fit(shipped(*words)):
+        option, value = re.search(r"set ([a-z-]+) to (\d+)", found.remedy).groups()
+        better = shipped(*words, f"--{option}", value)
+        assert not any(each.text.startswith(found.text[:12]) for each in will_fit(better) if each.verdict is FAILS)
+
+
+def test_the_real_pair_is_not_for_a_laptop(shipped):
+    (found,) = will_fit(shipped("-tp", "1", hardware=CPU))
+    assert (found.verdict, "are for GPUs: name their chip" in found.text) == (SKIPS, True)
+
+
+def test_a_cpu_has_the_machines_memory_for_all_ranks():
+    words = ["m", "-tp", "2", "--max-model-len", "4096"]
+    found = planned(words, TARGET, hardware=CPU, environment={"VLLM_CPU_KVCACHE_SPACE": "13"})
+    assert [each.verdict for each in will_fit(found)] == [FAILS]
+    found = planned(words, TARGET, hardware=CPU, environment={"VLLM_CPU_KVCACHE_SPACE": "11"})
+    assert [each.verdict for each in will_fit(found)] == [PASSES]
+
+
+def test_only_triton_mla_has_a_decode_workspace(shipped):
+    h200 = dataclasses.replace(H200, count=8)
+    sizes = [
+        next(term.size for term in shipped(*words, "--max-num-seqs", "1024", hardware=hardware).outside
+             if term.name == "decode workspace")
+        for words, hardware in (([], RTX_PRO_6000), ([], h200), (["--attention-backend", "TRITON_MLA"], h200))
+    ]  # fmt: skip
+    assert sizes[1] == 0 < sizes[0] == sizes[2]
+
+
+@pytest.mark.parametrize(
+    ("layers", "stages", "counts"), [(61, 1, [61]), (61, 2, [31, 30]), (61, 4, [15, 15, 16, 15]), (7, 2, [4, 3])]
+)
+def test_layers_of_stages_are_vllms(layers, stages, counts):
+    """vllm/distributed/utils.py, get_pp_indices."""
+    assert layers_of_stages(layers, stages) == counts
+
+
+def test_what_ranks_do_not_split(kimi):
+    """In GiB of Kimi-K2.5 at TP8; a split tower still has its projector whole."""
+    target = read_target(kimi.directory)
+    split, whole = (
+        {term.name: round(term.size / GIB, 2) for term in planned(["m", "-tp", "8", *words], target).inside}
+        for words in ([], ["--mm-encoder-tp-mode", "data"])
+    )
+    assert (split["routed experts"], split["other weights"], split["vision"], whole["vision"]) == (
+        66.45, 4.51, 0.21, 0.88
+    )  # fmt: skip
+    assert "vision" not in {term.name for term in planned(["m", "-tp", "8", "--language-model-only"], target).inside}

@@ -1,0 +1,63 @@
+"""The engine's settings as vLLM takes them."""
+
+import json
+
+import pytest
+
+from aerie.engine_arguments import ConfigurationError, read_arguments
+from aerie.rehearsal.static.hardware import GIB, H200, RTX_PRO_6000, Hardware
+from aerie.rehearsal.static.settings import settings_from
+
+CPU = Hardware("CPU", None, 24 * GIB, 0, 1)
+
+
+def settings(*words, drafted=0, hardware=H200, environment=None):
+    given = {"method": "eagle3", "model": "/d", "num_speculative_tokens": drafted}
+    speculating = ["--speculative-config", json.dumps(given)] if drafted else []
+    return settings_from(read_arguments(["m", *speculating, *words]), hardware, environment or {})
+
+
+@pytest.mark.parametrize(
+    ("words", "drafted", "captured", "decoding"),
+    [
+        # As two starts on an H200 and one on two of them showed: their bars end with these numbers.
+        ([], 3, 51, 49),
+        (["--max-num-seqs", "5"], 3, 9, 4),
+        (["--max-num-seqs", "5"], 0, 5, 4),
+        (["--max-num-seqs", "5", "-cc.cudagraph_mode", "PIECEWISE"], 3, 9, 0),
+        (["--max-num-seqs", "5", "-cc.cudagraph_mode", "NONE"], 3, 0, 0),
+        (["--enforce-eager"], 3, 0, 0),
+        (["--cudagraph-capture-sizes", "1", "8", "20", "32"], 3, 4, 4),
+        (["--max-num-seqs", "5", "--cudagraph-capture-sizes", "1", "8", "20", "32"], 3, 4, 3),
+        (["--max-cudagraph-capture-size", "16"], 0, 5, 5),
+        (["--max-num-seqs", "5", "--max-num-batched-tokens", "16"], 3, 5, 3),
+    ],
+)
+def test_graphs_are_those_that_vllm_captures(words, drafted, captured, decoding):
+    found = settings(*words, drafted=drafted)
+    assert (len(found.graph_sizes), len(found.decode_graph_sizes)) == (captured, decoding), found.graph_sizes
+
+
+def test_a_cpu_captures_none():
+    assert settings(drafted=3, hardware=CPU).graph_sizes == ()
+
+
+def test_a_cache_of_a_given_size():
+    assert settings().cache is None
+    assert settings("--kv-cache-memory-bytes", "2G").cache == 2 * GIB
+    assert settings("--kv-cache-memory", "1073741824").cache == GIB
+    for hardware, cache in ((CPU, 3 * GIB), (RTX_PRO_6000, None)):
+        assert settings(hardware=hardware, environment={"VLLM_CPU_KVCACHE_SPACE": "3"}).cache == cache
+    with pytest.raises(ConfigurationError, match=r"VLLM_CPU_KVCACHE_SPACE '0\.5' is no whole number"):
+        settings(hardware=CPU, environment={"VLLM_CPU_KVCACHE_SPACE": "0.5"})
+
+
+def test_max_model_len_that_vllm_finds():
+    for words in (["--max-model-len", "auto"], ["--max-model-len", "-1"]):
+        assert settings(*words).fits_itself
+    assert not settings("--max-model-len", "8k").fits_itself
+    assert settings("--max-model-len", "8k").longest == 8000
+
+
+def test_rows_of_a_step():
+    assert (settings(drafted=3).rows, settings().rows) == (4096, 1024)
