@@ -91,8 +91,8 @@ def test_what_is_not_the_caches_on_an_h200(log, words):
 
 
 # Kimi-K2.6, which has K2.5's tensors, on eight RTX PRO 6000 with TP8 and FP8 (github.com/local-inference-lab/rtx6kpro,
-# models/kimi-k26-v2.md to -v8.md, and kimi-k25.md for the last). Their vLLM was one from before 0.26, which left CUDA
-# graphs out of its share, as enforce-eager does here (https://github.com/vllm-project/vllm/issues/49224).
+# models/kimi-k26-v2.md to -v8.md, and kimi-k25.md for the last). Their vLLM left CUDA graphs out of its
+# share, by a setting or as its V2 runner did up to 0.25, and so does enforce-eager here (https://github.com/vllm-project/vllm/issues/49224).
 PUBLISHED = ["m", "--tensor-parallel-size", "8", "--kv-cache-dtype", "fp8", "--max-num-batched-tokens", "8192",
              "--max-model-len", "262144", "--max-num-seqs", "128", "--enforce-eager"]  # fmt: skip
 
