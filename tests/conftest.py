@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import pytest
+import story_release
+from engine_trees import Source, image_source
 from series import changed_files, patch_files, pinned_series
 
 if TYPE_CHECKING:
@@ -92,6 +94,18 @@ def in_image(image: str) -> InImage:
         return done
 
     return run
+
+
+@pytest.fixture(scope="session")
+def pinned(image: str, tmp_path_factory: pytest.TempPathFactory) -> Source:
+    """The image's own vLLM, to be had without some of its patches."""
+    return image_source(SERIES, image, tmp_path_factory.mktemp("wheel"))
+
+
+@pytest.fixture(scope="session")
+def overlay() -> Source:
+    """vLLM 0.16.0 over the image's packages, as far as the first kernel."""
+    return story_release.source(story_release.install(f"overlay-{story_release.RELEASE}"))
 
 
 @pytest.fixture(scope="session")

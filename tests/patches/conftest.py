@@ -7,12 +7,6 @@ import story_release
 
 
 @pytest.fixture(scope="session")
-def overlay():
-    """vLLM 0.16.0 over the image's packages, as far as the first kernel."""
-    return story_release.source(story_release.install(f"overlay-{story_release.RELEASE}"))
-
-
-@pytest.fixture(scope="session")
 def story_options(image, tmp_path_factory):
     """Options of `docker run` for this release's starts: the tiny pair, programs, and a place that remembers models.
 

@@ -1,6 +1,6 @@
 """The table of contracts: read from `contracts.toml`, and shown in `docs/patches.md`.
 
-`PYTHONPATH=patches python3 tests/patches/contracts_table.py` writes the page's table anew; a test compares.
+`PYTHONPATH=patches:tests python3 tests/patches/contracts_table.py` writes the page's table anew; a test compares.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trees import patches_of
+from engine_trees import patches_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

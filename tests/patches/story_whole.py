@@ -14,8 +14,8 @@ import time
 import pytest
 import story_release
 from contracts_table import ELSEWHERE, Table
+from engine_trees import patches_of
 from story_release import ARGUMENTS, ERRORS, HELP, PACKAGES, REPOSITORY, SERIES, SPECULATION, STORY, TINY, said
-from trees import patches_of
 
 from aerie.checkpoint.tiny import expected_continuation
 

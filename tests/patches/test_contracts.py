@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import story_release
 from contracts_table import ELSEWHERE, PLACES, RECORDED, Table, render_into
-from trees import image_source, patches_of
+from engine_trees import patches_of
 
 HERE = Path(__file__).parent
 REPOSITORY = HERE.parents[1]
@@ -34,11 +34,9 @@ TIMEOUT = 900  # seconds; two engine starts take 60 where nothing else runs
 
 
 @pytest.fixture(scope="session")
-def sources(image, tmp_path_factory, overlay):
+def sources(pinned, overlay):
     """Each supported release's package."""
-    default = REPOSITORY / "patches" / TABLE.default
-    wheel = tmp_path_factory.mktemp("wheel")
-    return {TABLE.default: image_source(default, image, wheel), story_release.RELEASE: overlay}
+    return {TABLE.default: pinned, story_release.RELEASE: overlay}
 
 
 @pytest.fixture(scope="session")
@@ -125,7 +123,7 @@ def test_what_no_patch_brings_is_upstream(run, verdicts):
 
 def test_the_documented_table_is_the_one_that_is_proven_here():
     shown = PAGE.read_text()
-    # Written anew by: PYTHONPATH=patches python3 tests/patches/contracts_table.py
+    # Written anew by: PYTHONPATH=patches:tests python3 tests/patches/contracts_table.py
     assert render_into(shown, TABLE, RECORDED) == shown
 
 

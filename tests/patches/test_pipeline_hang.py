@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 
 import pytest
-from trees import image_source, patches_of
+from engine_trees import patches_of
 
 HERE = Path(__file__).parent
 REPOSITORY = HERE.parents[1]
@@ -19,10 +19,8 @@ FOUND_WITHIN = 180.0  # seconds after the first request
 
 
 @pytest.mark.slow
-def test_stages_that_wait_for_each_other_are_found_hung(in_image, image, series, tmp_path):
-    (wheel := tmp_path / "wheel").mkdir()
-    (files := tmp_path / "tree").mkdir()
-    tree = image_source(series, image, wheel).tree(set(patches_of(series)) - {REFUSES}, files)
+def test_stages_that_wait_for_each_other_are_found_hung(in_image, pinned, series, tmp_path):
+    tree = pinned.tree(set(patches_of(series)) - {REFUSES}, tmp_path)
     options = [
         *tree,
         *("-e", "VLLM_CPU_KVCACHE_SPACE=1", "-e", "VLLM_CPU_OMP_THREADS_BIND=nobind", "-e", "OMP_NUM_THREADS=1"),

@@ -11,8 +11,8 @@ from __future__ import annotations
 import json
 
 import pytest
+from engine_trees import patches_of
 from story_release import ARGUMENTS, ERRORS, SERIES, SPECULATION, said
-from trees import patches_of
 
 LAYERS = list(ERRORS)
 

@@ -6,7 +6,6 @@ Runs in the image. The service's output goes to stderr; the last line on stdout 
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import threading
@@ -14,30 +13,17 @@ import time
 from pathlib import Path
 
 FOLDER = Path("/tmp/aerie")  # noqa: S108 - the container's own
-KEYS, STATE, PROGRAMS = (FOLDER / name for name in ("keys", "state", "bin"))
-# vLLM 0.16.0 has no --shutdown-timeout, which the supervisor gives.
-VLLM = """#!/usr/bin/env python
-import os, sys
-given = sys.argv[1:]
-if "--shutdown-timeout" in given:
-    place = given.index("--shutdown-timeout")
-    del given[place : place + 2]
-os.execvp("python", ["python", "-m", "vllm.entrypoints.cli.main", *given])
-"""
+KEYS, STATE = (FOLDER / name for name in ("keys", "state"))
 
 
 def main() -> None:
     """Serve, wait for the gate's verdict, stop, and tell."""
-    for folder in (STATE, PROGRAMS):
-        folder.mkdir(parents=True)
+    STATE.mkdir(parents=True)
     KEYS.write_text("a key\n")
-    (PROGRAMS / "vllm").write_text(VLLM)
-    (PROGRAMS / "vllm").chmod(0o755)
     serve = ["aerie", "serve", "--state-dir", STATE, "--cache-dir", STATE, "--api-keys-file", KEYS, "--"]
     service = subprocess.Popen(
-        [*serve, *sys.argv[1:]], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
-        env=os.environ | {"PATH": f"{PROGRAMS}:{os.environ['PATH']}"},
-    )  # fmt: skip
+        [*serve, *sys.argv[1:]], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
+    )
     lines: list[tuple[float, str]] = []
 
     def listen() -> None:

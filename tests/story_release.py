@@ -15,11 +15,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-from trees import Source
+from engine_trees import Source
 
 RELEASE = "0.16.0"
-REPOSITORY = Path(__file__).resolve().parents[2]
-STORY = Path(__file__).parent / "story"
+REPOSITORY = Path(__file__).resolve().parents[1]
+STORY = Path(__file__).parent / "patches/story"
 SERIES = REPOSITORY / "patches" / RELEASE
 
 # Where a container sees the packages, the test help, and the tiny pair.
@@ -94,6 +94,7 @@ def source(packages: Path) -> Source:
     """Return this release as trees are made of it."""
     options = [
         "-v", f"{packages}:{PACKAGES}:ro", "-v", f"{STORY}/help:{HELP}:ro", "-e", f"PYTHONPATH={HELP}:{PACKAGES}",
+        "-v", f"{STORY}/vllm:/opt/venv/bin/vllm:ro",
         # This release's CPU platform has no MLA.
         "-e", "VLLM_MLA_DISABLE=1",
         "-e", "VLLM_CPU_KVCACHE_SPACE=1", "-e", "VLLM_CPU_OMP_THREADS_BIND=nobind", "-e", "OMP_NUM_THREADS=1",
@@ -102,18 +103,22 @@ def source(packages: Path) -> Source:
 
 
 def tiny_pair(image: str, folder: Path) -> Path:
-    """Copy the tiny pair out of the image, and give the target the image processor that this release takes from it."""
+    """Copy the tiny pair out of the image, for this release."""
     made = subprocess.run(["docker", "create", image], capture_output=True, text=True, check=True).stdout.strip()
     try:
         subprocess.run(["docker", "cp", f"{made}:/usr/share/aerie/tiny", folder], capture_output=True, check=True)
     finally:
         subprocess.run(["docker", "rm", "--volumes", made], capture_output=True, check=True)
-    target = folder / "tiny/target"
+    add_image_processor(folder / "tiny/target")
+    return folder / "tiny"
+
+
+def add_image_processor(target: Path) -> None:
+    """Give a target the image processor that this release takes from it; later ones have their own."""
     shutil.copy(STORY / "kimi_k25_vision_processing.py", target)
     processor = json.loads((target / "preprocessor_config.json").read_text())
     processor["auto_map"] = {"AutoImageProcessor": "kimi_k25_vision_processing.KimiK25VisionProcessor"}
     (target / "preprocessor_config.json").write_text(json.dumps(processor))
-    return folder / "tiny"
 
 
 def said(output: str) -> list[tuple[str, str]]:
