@@ -16,7 +16,7 @@ from aerie.engine_arguments import read_arguments
 from aerie.rehearsal.findings import Verdict
 from aerie.rehearsal.static.arguments import Setup
 from aerie.rehearsal.static.hardware import GIB, H200, RTX_PRO_6000, Hardware
-from aerie.rehearsal.static.memory import layers_of_stages, plan, will_fit
+from aerie.rehearsal.static.memory import layers_of_stages, measured, plan, will_fit
 from aerie.rehearsal.static.settings import settings_from
 
 REPOSITORY = Path(__file__).parents[3]
@@ -90,9 +90,52 @@ def test_what_is_not_the_caches_on_an_h200(log, words):
         assert graphs.size / GIB == pytest.approx(float(estimated[1]), rel=0.1)
 
 
+@pytest.mark.parametrize(
+    ("log", "words"),
+    [("vllm-0.32.0-h200-healthy-compiled.log", []), ("vllm-0.32.0-h200-healthy-eager.log", ["--enforce-eager"])],
+)
+def test_what_an_engine_measured_is_its_own_cache(log, words):
+    given = ["m", "--max-model-len", "1024", "--gpu-memory-utilization", "0.3", *SPECULATING, *words]
+    lines = (LOGS / log).read_text().splitlines()
+    found = measured(planned(given, TARGET, LLAMA, H200), lines, configs.LAYERS)
+    cache = next(
+        float(match[1]) for line in lines if (match := re.search(r"Available KV cache memory: ([\d.]+)", line))
+    )
+    assert found.cache / GIB == pytest.approx(cache, abs=0.02)
+    assert found.outside[0].size / GIB == pytest.approx(139.8 - 139.29, abs=0.01)
+
+
+def test_what_was_measured_of_few_layers_is_that_of_all(shipped):
+    """As a rank at TP8 may say it of a copy with seven layers, with half the graphs that are assumed."""
+    plan = shipped()
+    lines = [
+        "(Worker_TP0 pid=1) INFO [model_runner.py:424] Model loading took 3.41 GiB memory and 3.771934 seconds",
+        *(
+            f"(Worker_TP{rank} pid=1) INFO [gpu_worker.py:1034] Free memory on device (93.{rank}0/94.97 GiB) on "
+            f"startup. Desired GPU memory utilization is (0.93, 88.32 GiB). Actual usage is 5.{rank} GiB for consumed "
+            "memory (weights + non-torch), 1.71 GiB for peak activation, and 0.4 GiB for CUDAGraph memory. Replace"
+            for rank in (3, 4)
+        ),
+        "INFO [gpu_worker.py:971] CUDA graph pool memory: 0.2 GiB (actual), 0.41 GiB (estimated), difference: 0.21 GiB",
+    ]
+    found = measured(plan, lines, 7)
+    sizes = {term.name: round(term.size / GIB, 2) for term in (*found.step, *found.outside)}
+    assert sizes["beside the weights"] == 1.99  # 5.4 less what was loaded
+    assert sizes["activations of a step"] == 1.3  # 1.71 less the graphs
+    assert sizes["CUDA graphs"] == pytest.approx(0.2 + 0.21 * 61 / 7, abs=0.02)
+    assert found.weights == plan.weights
+    assert found.tokens > plan.tokens
+    (told,) = will_fit(found)
+    assert any("measured with 7 layers" in line for line in told.details)
+
+
+def test_a_start_that_measured_nothing(shipped):
+    assert measured(shipped(), (LOGS / "vllm-0.32.0-cpu-healthy-eager.log").read_text().splitlines(), 7) is None
+
+
 # Kimi-K2.6, which has K2.5's tensors, on eight RTX PRO 6000 with TP8 and FP8 (github.com/local-inference-lab/rtx6kpro,
 # models/kimi-k26-v2.md to -v8.md, and kimi-k25.md for the last). Their vLLM left CUDA graphs out of its
-# share, by a setting or as its V2 runner did up to 0.25, and so does enforce-eager here (https://github.com/vllm-project/vllm/issues/49224).
+# share, by a setting or as its V2 runner did in 0.25.1, and so does enforce-eager here (https://github.com/vllm-project/vllm/issues/49224).
 PUBLISHED = ["m", "--tensor-parallel-size", "8", "--kv-cache-dtype", "fp8", "--max-num-batched-tokens", "8192",
              "--max-model-len", "262144", "--max-num-seqs", "128", "--enforce-eager"]  # fmt: skip
 

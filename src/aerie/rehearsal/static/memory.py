@@ -8,7 +8,7 @@ share that it leaves alone, as do the CUDA context and NCCL's buffers.
 import dataclasses
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
@@ -49,6 +49,14 @@ _REPLICATED = re.compile(
     r"(q_a_proj|kv_a_proj_with_mqa|\w*norm\d?|gate|pos_emb|fc|d2t)(\.weight|\.bias|\.e_score_correction_bias)?$"
 )
 
+# v1/worker/gpu/model_runner.py and v1/worker/gpu_worker.py; GiB.
+_LOADED = re.compile(r"Model loading took ([\d.]+) GiB")
+_ESTIMATED = re.compile(r"CUDA graph pool memory: .*, ([\d.]+) GiB \(estimated\)")
+_USAGE = re.compile(
+    r"Free memory on device \(([\d.]+)/([\d.]+) GiB\) on startup.* Actual usage is ([\d.]+) GiB for consumed memory"
+    r".*, ([\d.]+) GiB for peak activation"
+)
+
 
 @dataclass(frozen=True)
 class Term:
@@ -64,8 +72,9 @@ class Plan:
     """One GPU's memory, of the pipeline stage whose cache has room for the fewest tokens."""
 
     setup: Setup
-    inside: tuple[Term, ...]
-    """Of the share that vLLM takes, all but the KV cache."""
+    weights: tuple[Term, ...]
+    step: tuple[Term, ...]
+    """What a step takes of the share that is vLLM's; the KV cache has the rest."""
     outside: tuple[Term, ...]
     """Of the share that it leaves alone."""
     token: int
@@ -82,6 +91,11 @@ class Plan:
         """Bytes that vLLM takes."""
         given = self.setup.settings.cache
         return math.ceil(self.memory * self.setup.settings.utilization) if given is None else self.used + given
+
+    @property
+    def inside(self) -> tuple[Term, ...]:
+        """Of the share that vLLM takes, all but the KV cache."""
+        return self.weights + self.step
 
     @cached_property
     def used(self) -> int:
@@ -139,11 +153,11 @@ class Plan:
 
 def plan(setup: Setup, target_sizes: Mapping[str, int], drafter_sizes: Mapping[str, int]) -> Plan:
     """Return the memory of a GPU; the sizes are the bytes of each tensor."""
-    inside: tuple[Term, ...] = ()
+    step: tuple[Term, ...] = ()
     outside: tuple[Term, ...] = ()
     if setup.hardware.chip is not None:
         experts, decode = _experts_workspace(setup), _decode_workspace(setup)
-        inside = (
+        step = (
             experts,
             _sampling(setup),
             Term("activations of a step", _activations(setup), f"of {setup.settings.step_tokens:,} tokens"),
@@ -158,10 +172,45 @@ def plan(setup: Setup, target_sizes: Mapping[str, int], drafter_sizes: Mapping[s
             _prefill_workspace(setup),
         )
     plans = [
-        Plan(setup, (*weights, *inside), outside, _token(setup, stage))
+        Plan(setup, tuple(weights), step, outside, _token(setup, stage))
         for stage, weights in enumerate(_weights_of_stages(setup, target_sizes, drafter_sizes))
     ]
     return min(plans, key=lambda each: (each.tokens, each.cache))
+
+
+def measured(plan: Plan, lines: Iterable[str], layers: int) -> Plan | None:
+    """Return the plan with what an engine measured in place of what is assumed, None where it logged nothing of it.
+
+    `lines` are the log of a start on the same hardware with the same arguments and widths, but of `layers` layers. What
+    is taken: all that stayed beside the weights, a step's peak, the graphs, and what was gone before vLLM looked.
+    """
+    loaded = estimated = 0.0
+    usage: tuple[float, float, float] | None = None
+    for line in lines:  # of all ranks, the one that took the most
+        if found := _LOADED.search(line):
+            loaded = max(loaded, float(found[1]))
+        elif found := _ESTIMATED.search(line):
+            estimated = max(estimated, float(found[1]))
+        elif found := _USAGE.search(line):
+            free, total, consumed, peak = (float(each) for each in found.groups())
+            usage = max(usage or (0.0, 0.0, 0.0), (consumed, peak, total - free))
+    if usage is None:
+        return None
+    consumed, peak, context = usage
+    real, here = (max(layers_of_stages(each, plan.setup.settings.pipeline_parallel)) for each in (
+        plan.setup.target.layers, layers
+    ))  # fmt: skip
+    fixed = min(estimated, _GRAPHS / GIB)
+    by = f"measured with {layers} layers"
+    return dataclasses.replace(
+        plan,
+        step=(
+            Term("beside the weights", int((consumed - loaded) * GIB), by),
+            Term("activations of a step", int((peak - estimated) * GIB), by),
+            Term("CUDA graphs", int((fixed + (estimated - fixed) * real / here) * GIB), f"{estimated} GiB {by}"),
+        ),
+        outside=(Term("before vLLM looked", int(context * GIB), by), *plan.outside[1:]),
+    )
 
 
 def will_fit(plan: Plan) -> Iterator[Finding]:
