@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from aerie.rehearsal.findings import Finding, failed, passed, skipped
+from aerie.rehearsal.findings import Finding, failed, passed, skipped, warned
 from aerie.rehearsal.static.arguments import Setup
 from aerie.rehearsal.static.hardware import Hardware
 from aerie.startup.lines import Line
@@ -35,6 +35,8 @@ _GRAPHS_OF_MODE = {
     "FULL_AND_PIECEWISE": "FULL, PIECEWISE", "FULL_DECODE_ONLY": "FULL", "FULL": "FULL", "PIECEWISE": "PIECEWISE",
     "NONE": _NONE,
 }  # fmt: skip
+_OF_SETTINGS_ALONE = {SAMPLER, GRAPHS}
+"""Chosen without a look at the model, so the real one gets the same in any case."""
 _MARLIN_GROUPS = (32, 64, 128)
 _MARLIN_WIDTHS = 128  # what the hidden size is a multiple of
 
@@ -117,6 +119,13 @@ def _judge(part: str, choice: Choice, seen: Mapping[str, str]) -> Finding:
         return skipped(part, f"the engine does not say what it chose; the real model gets {choice.name}")
     if name == choice.name:
         return passed(part, f"{name}, as the real model gets", choice.source)
+    if part in _OF_SETTINGS_ALONE:
+        return warned(
+            part,
+            f"the engine chose {name}, where {choice.name} was expected of these settings",
+            "read its warnings in the log: it says what it could not do",
+            choice.source,
+        )
     return failed(
         part,
         f"the engine chose {name}, and the real model gets {choice.name}: what ran here proves nothing of it",
@@ -180,7 +189,7 @@ def _experts(setup: Setup, family: str) -> str:
     quantization = setup.target.quantization
     asked = _asked(setup, "moe-backend", "kernel-config", "moe_backend").replace("-", "_")
     if quantization is None:
-        return f"{asked or ('TRITON' if family != '12' else 'FlashInfer CUTLASS')} Unquantized"
+        return "" if asked else f"{'FlashInfer CUTLASS' if family == '12' else 'TRITON'} Unquantized"
     if not quantization.is_packed_integers:
         return ""
     fits_marlin = (

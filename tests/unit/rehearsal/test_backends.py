@@ -177,6 +177,16 @@ def test_another_choice_fails_and_says_which(setup, kimi):
     assert told.text.startswith("the engine chose FLASH_ATTN_MLA, and the real model gets TRITON_MLA")
 
 
+def test_what_the_settings_alone_decide_is_a_warning(setup, kimi):
+    kimi.change(quantization_config=None)
+    found = compare(setup(hardware=H200, drafter=LLAMA), H200, {}, log("h200-healthy-eager"))
+    told = {finding.check: finding.text for finding in found if finding.verdict is Verdict.WARNED}
+    assert told == {
+        GRAPHS: "the engine chose none, where FULL, PIECEWISE was expected of these settings",
+        SAMPLER: "the engine chose PyTorch, where FlashInfer was expected of these settings",
+    }
+
+
 def test_experts_that_lost_their_quantisation_fail(setup):
     found = compare(setup(hardware=H200, drafter=LLAMA), H200, NO_FLASHINFER, log("h200-healthy-compiled"))
     assert {check for check, verdict in verdicts(found).items() if verdict is Verdict.FAILED} == {EXPERTS}
