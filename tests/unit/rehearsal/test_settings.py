@@ -61,3 +61,9 @@ def test_max_model_len_that_vllm_finds():
 
 def test_rows_of_a_step():
     assert (settings(drafted=3).rows, settings().rows) == (4096, 1024)
+
+
+@pytest.mark.parametrize("option", ["-tp", "-pp", "-dcp", "-dp"])
+def test_no_ranks_at_all(option):
+    with pytest.raises(ConfigurationError, match="-parallel-size 0 is no number of ranks: give 1 or more"):
+        settings(option, "0")

@@ -16,7 +16,7 @@ from aerie.rehearsal.findings import Finding, failed, passed, skipped, warned
 from aerie.rehearsal.kernels import splits
 from aerie.rehearsal.static.arguments import Setup
 from aerie.rehearsal.static.hardware import GIB
-from aerie.rehearsal.static.settings import Settings
+from aerie.rehearsal.static.settings import CPU_CACHE, Settings
 
 _CHECK = "memory"
 _BLOCK = 16
@@ -148,7 +148,7 @@ class Plan:
         cache = f"{self.tokens:,} tokens of {self.token:,} bytes"
         spare = f"{_gib(self.memory)} GiB less all of these"
         terms = (*self.inside, Term("KV cache", self.cache, cache), *self.outside, Term("to spare", self.spare, spare))
-        return tuple(f"{term.name:<28}{_gib(term.size):>6} GiB  {term.formula}" for term in terms)
+        return tuple(f"{term.name:<20}{_gib(term.size):>6} GiB  {term.formula}" for term in terms)
 
 
 def plan(setup: Setup, target_sizes: Mapping[str, int], drafter_sizes: Mapping[str, int]) -> Plan:
@@ -160,14 +160,14 @@ def plan(setup: Setup, target_sizes: Mapping[str, int], drafter_sizes: Mapping[s
         step = (
             experts,
             _sampling(setup),
-            Term("activations of a step", _activations(setup), f"of {setup.settings.step_tokens:,} tokens"),
-            Term("kernels and libraries", _LIBRARIES, "as measured on an H200"),
+            Term("activations", _activations(setup), f"of {setup.settings.step_tokens:,} tokens"),
+            Term("kernels, libraries", _LIBRARIES, "as measured on an H200"),
             _graphs(setup),
         )
         # One buffer that grows (v1/worker/workspace.py): what the experts had of it is not allocated again.
         grown = max(0, decode.size - experts.size)
         outside = (
-            Term("CUDA context and NCCL", _CONTEXT, "not measured on this hardware"),
+            Term("CUDA context, NCCL", _CONTEXT, "not measured on this hardware"),
             Term(decode.name, grown, f"{decode.formula}, less the experts' workspace"),
             _prefill_workspace(setup),
         )
@@ -205,16 +205,19 @@ def measured(plan: Plan, lines: Iterable[str], layers: int) -> Plan | None:
     return dataclasses.replace(
         plan,
         step=(
-            Term("beside the weights", int((consumed - loaded) * GIB), by),
-            Term("activations of a step", int((peak - estimated) * GIB), by),
+            Term("beside weights", int((consumed - loaded) * GIB), by),
+            Term("activations", int((peak - estimated) * GIB), by),
             Term("CUDA graphs", int((fixed + (estimated - fixed) * real / here) * GIB), f"{estimated} GiB {by}"),
         ),
-        outside=(Term("before vLLM looked", int(context * GIB), by), *plan.outside[1:]),
+        outside=(Term("gone before vLLM", int(context * GIB), by), *plan.outside[1:]),
     )
 
 
 def will_fit(plan: Plan) -> Iterator[Finding]:
     """Yield whether a GPU holds the weights, one longest request, and what vLLM allocates outside of its own share."""
+    if plan.setup.hardware.chip is None and plan.used > plan.memory:
+        yield skipped(_CHECK, f"{_gib(plan.used)} GiB of weights are for GPUs: name their chip for a plan of them")
+        return
     for finding in _faults(plan) or [_judged(plan)]:
         yield dataclasses.replace(finding, details=plan.details)
 
@@ -231,8 +234,6 @@ def layers_of_stages(layers: int, stages: int) -> list[int]:
 
 def _faults(plan: Plan) -> list[Finding]:
     settings, faults = plan.setup.settings, []
-    if plan.setup.hardware.chip is None and plan.used > plan.memory:
-        return [skipped(_CHECK, f"{_gib(plan.used)} GiB of weights are for GPUs: name their chip for a plan of them")]
     if plan.cache <= 0:
         text = (
             f"weights and a step take {_gib(plan.used)} GiB of a GPU, and vLLM may have {_gib(plan.share)}: nothing is "
@@ -248,7 +249,11 @@ def _faults(plan: Plan) -> list[Finding]:
         )
         remedy = f"set max-model-len to {_rounded(plan.longest_that_fits)}"
         faults.append(failed(_CHECK, text, f"{remedy}, or {other}" if (other := _more_memory(plan)) else remedy))
-    if plan.spare < 0:
+    if plan.spare < 0 and plan.setup.hardware.chip is None:
+        ranks = f"{settings.ranks} ranks" if settings.ranks > 1 else "the rank"
+        text = f"{ranks} would take {_gib(plan.share * settings.ranks)} GiB of the machine's {_gib(plan.setup.hardware.memory)}"
+        faults.append(failed(_CHECK, text, f"set {CPU_CACHE} to {max(0, plan.memory - plan.used - 1) // GIB}"))
+    elif plan.spare < 0:
         text = (
             f"vLLM may have {_gib(plan.share)} GiB and takes {_gib(sum(term.size for term in plan.outside))} beside "
             f"them, where a GPU has {_gib(plan.memory - plan.share)}: it runs out of memory after the load"
@@ -284,7 +289,7 @@ def _less_outside(plan: Plan) -> str:
     decode = _decode_workspace(plan.setup).size
     grown = next((term.size for term in plan.outside if term.name == _DECODE), 0)
     if grown > max(missing, _CONTEXT):  # what most of it goes to
-        return f"set max-num-seqs to {settings.sequences * (decode - missing) // decode}"
+        return f"set max-num-seqs to {max(1, settings.sequences * (decode - missing) // decode)}"
     if settings.cache is not None:
         return "give the KV cache less"
     return f"set gpu-memory-utilization to {math.floor((plan.share - missing) / plan.memory * 100) / 100:.2f}"
@@ -307,7 +312,7 @@ def _weights_of_stages(
             experts[_stage_of(name, first_layers)] += size // ranks
         else:
             others[_stage_of(name, first_layers)] += _held(name, size, ranks)
-    split = f"bytes in the headers, / {ranks} where ranks have parts"
+    split = f"bytes in headers, / {ranks} where split"
     stages = [
         [Term("routed experts", experts[stage], split), Term("other weights", others[stage], split)]
         for stage in range(len(first_layers))
@@ -315,7 +320,7 @@ def _weights_of_stages(
     if vision and not settings.flag("language-model-only"):
         # Every stage builds it (kimi_k25.py).
         for terms in stages:
-            terms.append(Term("vision", tower, "bytes in the headers" if _vision_is_whole(setup) else split))
+            terms.append(Term("vision", tower, "bytes in headers" if _vision_is_whole(setup) else split))
     if drafter_sizes:
         held = sum(_held(name, size, ranks) for name, size in drafter_sizes.items())
         stages[-1].append(Term("drafter", held, split))
@@ -408,7 +413,7 @@ def _rows_of_context(setup: Setup) -> int:
 def _prefill_workspace(setup: Setup) -> Term:
     rows, parallel, attention = _rows_of_context(setup), setup.settings.context_parallel, setup.target.attention
     return _product(
-        "context of chunked prefills",
+        "chunked prefills",
         rows=rows + (rows // parallel if parallel > 1 else 0),
         elements=attention.kv_lora_rank + attention.rope,
         bytes=_BF16,

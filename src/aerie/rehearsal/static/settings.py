@@ -18,7 +18,7 @@ _STEP_TOKENS = ((160 * GIB, 16384, 1024), (70 * GIB, 8192, 1024), (0, 2048, 256)
 _CPU_STEP_TOKENS, _CPU_SEQUENCES = 2048, 128  # a rank
 _LARGEST_GRAPH = 512
 """Rows; vLLM's own limit for captured graphs but on sm_100 (config/vllm.py, _set_cudagraph_sizes)."""
-_CPU_CACHE = "VLLM_CPU_KVCACHE_SPACE"
+CPU_CACHE = "VLLM_CPU_KVCACHE_SPACE"
 """GiB of a rank's KV cache on a CPU, as a whole number (vllm/platforms/cpu.py)."""
 _FITTING = -1
 """As max-model-len."""
@@ -111,9 +111,7 @@ def settings_from(
     given: Mapping[str, Any], hardware: Hardware, environment: Mapping[str, str] = os.environ
 ) -> Settings:
     """Return the settings of `read_arguments`; raises ConfigurationError where a number is none."""
-    ranks = {
-        name: _whole(given, f"{name}-parallel-size", 1) for name in ("tensor", "pipeline", "decode-context", "data")
-    }
+    ranks = {name: _ranks(given, f"{name}-parallel-size") for name in ("tensor", "pipeline", "decode-context", "data")}
     step_tokens, sequences = _batch_defaults(hardware, ranks["tensor"] * ranks["pipeline"])
     step_tokens = _whole(given, "max-num-batched-tokens", step_tokens)
     sequences = _whole(given, "max-num-seqs", min(sequences, step_tokens))
@@ -167,10 +165,10 @@ def _compilation(given: Mapping[str, Any]) -> Mapping[str, Any]:
 def _cache(given: Mapping[str, Any], hardware: Hardware, environment: Mapping[str, str]) -> int | None:
     if (value := _value(given, "kv-cache-memory-bytes")) is not None:
         return _number("--kv-cache-memory-bytes", value)
-    text = environment.get(_CPU_CACHE)
+    text = environment.get(CPU_CACHE)
     if hardware.chip is not None or not text:
         return None
-    return _number(_CPU_CACHE, text) * GIB
+    return _number(CPU_CACHE, text) * GIB
 
 
 def _graph_sizes(given: Mapping[str, Any], sequences: int, verified: int, step_tokens: int) -> tuple[int, ...]:
@@ -216,6 +214,13 @@ def _speculation(given: Mapping[str, Any]) -> Speculation | None:
         model=None if options.get("model") is None else str(options["model"]),
         tokens=_number("--speculative-config num_speculative_tokens", options.get("num_speculative_tokens", 0)),
     )
+
+
+def _ranks(given: Mapping[str, Any], option: str) -> int:
+    number = _whole(given, option, 1)
+    if number < 1:
+        raise ConfigurationError(f"engine argument --{option} {number} is no number of ranks: give 1 or more")
+    return number
 
 
 def _whole(given: Mapping[str, Any], option: str, default: int) -> int:
