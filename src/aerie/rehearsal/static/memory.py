@@ -251,7 +251,8 @@ def _faults(plan: Plan) -> list[Finding]:
         faults.append(failed(_CHECK, text, f"{remedy}, or {other}" if (other := _more_memory(plan)) else remedy))
     if plan.spare < 0 and plan.setup.hardware.chip is None:
         ranks = f"{settings.ranks} ranks" if settings.ranks > 1 else "the rank"
-        text = f"{ranks} would take {_gib(plan.share * settings.ranks)} GiB of the machine's {_gib(plan.setup.hardware.memory)}"
+        taken, there = plan.share * settings.ranks, plan.setup.hardware.memory
+        text = f"{ranks} would take {_gib(taken)} GiB of the machine's {_gib(there)}"
         faults.append(failed(_CHECK, text, f"set {CPU_CACHE} to {max(0, plan.memory - plan.used - 1) // GIB}"))
     elif plan.spare < 0:
         text = (
