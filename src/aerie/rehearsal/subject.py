@@ -82,7 +82,10 @@ def installed_patches() -> frozenset[str]:
 def _read(check: str, read: Callable[[], _Read]) -> _Read:
     try:
         return read()
-    except (ConfigurationError, ConfigError) as error:
+    except ConfigurationError as error:
+        remedy = "correct it where it is given: in the --config file, or on the command line"
+        raise UnreadableError(failed(check, str(error), remedy)) from None
+    except ConfigError as error:
         raise UnreadableError(failed(check, str(error), "")) from None
     except OSError as error:
         text = f"{error.filename or 'it'} cannot be read: {error.strerror}"

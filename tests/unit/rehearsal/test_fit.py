@@ -13,13 +13,16 @@ from aerie.rehearsal.static.fit import drafter_fits, generation
 CONTEXT = 131_072
 
 
-def findings(target, drafter, tensors=None, longest=CONTEXT):
+READS_NESTED = frozenset({"eagle3-aux-layer-ids"})
+
+
+def findings(target, drafter, tensors=None, longest=CONTEXT, patches=READS_NESTED):
     target, drafter = read_target(target.directory), read_drafter(drafter.directory)
     if tensors is None:
         tensors = {
             name: Tensor(*each, "model.safetensors", each.size) for name, each in drafter_layout(drafter).items()
         }
-    return {finding.check: finding for finding in drafter_fits(target, drafter, tensors, longest)}
+    return {finding.check: finding for finding in drafter_fits(target, drafter, tensors, longest, patches)}
 
 
 def verdicts(found):
@@ -45,6 +48,16 @@ def test_layers_that_are_counted_by_their_outputs_are_pointed_out(kimi, publishe
     assert found["auxiliary layers"].text.startswith(
         "the inputs of layers 1, 29, 57, each one lower than vLLM's default"
     )
+
+
+def test_nested_ids_that_this_vllm_does_not_look_for(kimi, mla_drafter):
+    nested = {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [4, 30, 58]}}
+    assert findings(kimi, mla_drafter.change(**nested))["auxiliary layers"].verdict is Verdict.PASSED
+    found = findings(kimi, mla_drafter, patches=())["auxiliary layers"]
+    assert found.verdict is Verdict.FAILED
+    assert found.text.endswith("does not look into eagle_config for 4, 30, 58, and gives the drafter 2, 30, 58")
+    mla_drafter.change(eagle_aux_hidden_state_layer_ids=[4, 30, 58])
+    assert findings(kimi, mla_drafter, patches=())["auxiliary layers"].verdict is Verdict.PASSED
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,7 @@ def static_checks(subject: Subject) -> Iterator[Finding]:
             yield skipped("drafter files", _WITHOUT)
         else:
             yield from weights_are_whole("drafter", subject.drafter_weights, drafted, names)
-        yield from drafter_fits(target, drafter, tensors, setup.longest)
+        yield from drafter_fits(target, drafter, tensors, setup.longest, setup.patches)
     yield from tokenizer_is_right(target, subject.tokenizer, setup.settings, needed=subject.target_weights is not None)
     yield from contradictions(setup)
     yield from will_fit(plan(setup, _sizes(expected), _sizes(drafted)))

@@ -5,7 +5,7 @@ v1/worker/gpu/spec_decode/eagle), most of which say nothing, or say it after the
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from pathlib import Path
 
 from aerie.checkpoint.config import Drafter, Target
@@ -16,17 +16,21 @@ _GENERATION = re.compile(r"kimi[-_]?k[-_]?(\d)\.?(\d)?(?!\d)", re.IGNORECASE)
 _DEEPSEEK_POSITIONS = 4096
 """What transformers' DeepseekV3Config takes where max_position_embeddings is missing."""
 _STATES_BY_DEFAULT = 3
+_READS_NESTED = "eagle3-aux-layer-ids"
+"""The patch without which the V2 runner takes its default, and says nothing."""
 
 
-def drafter_fits(target: Target, drafter: Drafter, tensors: Mapping[str, Tensor], longest: int) -> Iterator[Finding]:
+def drafter_fits(
+    target: Target, drafter: Drafter, tensors: Mapping[str, Tensor], longest: int, patches: Container[str]
+) -> Iterator[Finding]:
     """Yield for each respect whether they fit.
 
     `tensors` are the drafter's by the names of `drafter_layout`, {} where there are no weights; `longest` is the
-    longest request in tokens.
+    longest request in tokens, and `patches` are those in this vLLM.
     """
     yield _generation(target, drafter)
     yield _hidden_sizes(target, drafter, tensors)
-    yield _aux_layers(target, drafter)
+    yield _aux_layers(target, drafter, patches)
     yield _vocabulary(target, drafter, tensors)
     yield _positions(drafter, longest)
     yield _dtype(target, drafter)
@@ -91,7 +95,7 @@ def _hidden_sizes(target: Target, drafter: Drafter, tensors: Mapping[str, Tensor
     return passed(check, f"fc reads {drafter.aux_states} states of {target.hidden_size} elements")
 
 
-def _aux_layers(target: Target, drafter: Drafter) -> Finding:
+def _aux_layers(target: Target, drafter: Drafter, patches: Container[str]) -> Finding:
     check = "auxiliary layers"
     ids, default = drafter.aux_layers, default_aux_layers(target.layers)
     where = f"eagle_aux_hidden_state_layer_ids of {drafter.directory / 'config.json'}"
@@ -106,6 +110,13 @@ def _aux_layers(target: Target, drafter: Drafter) -> Finding:
     if wrong := _wrong_ids(ids, target.layers, drafter.aux_states):
         text, remedy = wrong
         return failed(check, text, f"{remedy}: {where}")
+    if ids != default and "eagle_aux_hidden_state_layer_ids" not in drafter.whole and _READS_NESTED not in patches:
+        return failed(
+            check,
+            f"this vLLM does not look into eagle_config for {_listed(ids)}, and gives the drafter {_listed(default)}",
+            f"use an image with the patch {_READS_NESTED}, or write them at the top level as {where}",
+            "vllm/v1/worker/gpu/spec_decode/eagle",
+        )
     if ids == tuple(each - 1 for each in default):
         return warned(
             check,
