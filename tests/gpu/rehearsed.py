@@ -115,7 +115,7 @@ def as_on_sm_120() -> str:
 
     Without the patch it ends at the compilation.
     """
-    options = ["--chip", "sm_120", "--gpus", "1", "--accept", "patches"]
+    options = ["--chip", "sm_120", "--gpus", "1", "--accept", "patches", "--accept", "KV cache type"]
     triton = ["--kv-cache-dtype", "fp8", "--attention-backend", "TRITON_MLA"]
     return rehearse("as-on-sm-120", *REAL, *options, "--", *ONE_GPU, *triton).passed()
 
