@@ -5,24 +5,28 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
+from aerie.checkpoint.config import read_target
 from aerie.checkpoint.shrink import Profile
 from aerie.engine_arguments import read_arguments
 from aerie.gate.judge import Judgement
 from aerie.gate.judge import Verdict as Judged
 from aerie.rehearsal import backends, steps
 from aerie.rehearsal.engine import Engine, free_port
-from aerie.rehearsal.findings import Finding, Verdict, failed, passed
+from aerie.rehearsal.findings import Finding, Verdict, failed, passed, skipped
 from aerie.rehearsal.overrides import engine_words, overrides
 from aerie.rehearsal.pair import Pair, TokenizerError, write_pair
 from aerie.rehearsal.report import Report, Told
 from aerie.rehearsal.service import Service
+from aerie.rehearsal.static.checks import memory_plan
 from aerie.rehearsal.static.hardware import Hardware
+from aerie.rehearsal.static.memory import measured, will_fit
 from aerie.rehearsal.static.settings import settings_from
 from aerie.rehearsal.subject import Subject
 from aerie.startup.lines import parse
 
 SECTION = "engine"
 _GB = 1e9
+_MEMORY = "memory"
 # A CPU has none of the host's affinities to bind to, and needs little of its memory.
 _CPU_ENVIRONMENT = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
 _ALWAYS = (
@@ -79,6 +83,9 @@ def rehearse_engine(
         if ready.verdict is not Verdict.FAILED:
             for finding in backends.compare(subject.setup, machine, environment, parse(engine.text())):
                 tell(Told(SECTION, finding))
+            if profile is Profile.GPU and not beside:
+                for finding in _memory(subject, machine, engine, read_target(pair.target).layers):
+                    tell(Told(SECTION, finding))
             settings = settings_from(read_arguments(words), machine)
             longest = settings.longest if settings.longest and settings.longest > 0 else subject.setup.target.positions
             pictures = subject.setup.target.is_multimodal and not settings.flag("language-model-only")
@@ -116,6 +123,18 @@ def _start(engine: Engine, say: Callable[[str], None]) -> Finding:
     return _told(judgement.diagnosis) or failed(
         "start", f"the engine did not become ready: {judgement.step}", f"its log ends with:\n{engine.last_words()}"
     )
+
+
+def _memory(subject: Subject, machine: Hardware, engine: Engine, layers: int) -> Iterator[Finding]:
+    """Yield the plan again, with what this start measured in place of what was assumed."""
+    if subject.setup.hardware != machine:
+        yield skipped(_MEMORY, f"the plan is one of {subject.setup.hardware.name}")
+        return
+    found = measured(memory_plan(subject), engine.text().splitlines(), layers)
+    if found is None:
+        yield skipped(_MEMORY, "the engine logged nothing of it")
+        return
+    yield from will_fit(found)
 
 
 def _told(diagnosis: Mapping[str, object] | None) -> Finding | None:

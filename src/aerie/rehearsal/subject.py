@@ -9,7 +9,8 @@ from typing import TypeVar
 
 from aerie import patches
 from aerie.checkpoint.config import ConfigError, read_drafter, read_target
-from aerie.checkpoint.files import Weights, read_weights
+from aerie.checkpoint.files import Tensor, Weights, read_weights
+from aerie.checkpoint.layout import drafter_name
 from aerie.checkpoint.tokenizer import Tokenizer, read_tokenizer
 from aerie.engine_arguments import ConfigurationError, read_arguments
 from aerie.rehearsal.findings import Finding, failed
@@ -34,6 +35,12 @@ class Subject:
     """The target's, or the one that the arguments name instead."""
     target_weights: Weights | None
     drafter_weights: Weights | None
+
+    @property
+    def drafter_tensors(self) -> dict[str, Tensor]:
+        """The drafter's tensors by the names of `drafter_layout`, {} without weights."""
+        found = self.drafter_weights.tensors if self.drafter_weights else {}
+        return {drafter_name(name): tensor for name, tensor in found.items()}
 
 
 class UnreadableError(Exception):

@@ -7,7 +7,7 @@ from aerie.checkpoint.layout import Layout, drafter_layout, drafter_name, target
 from aerie.rehearsal.findings import Finding, failed, skipped
 from aerie.rehearsal.static.arguments import contradictions
 from aerie.rehearsal.static.fit import drafter_fits
-from aerie.rehearsal.static.memory import plan, will_fit
+from aerie.rehearsal.static.memory import Plan, plan, will_fit
 from aerie.rehearsal.static.tokenizer import tokenizer_is_right
 from aerie.rehearsal.static.whole import weights_are_whole
 from aerie.rehearsal.subject import Subject
@@ -29,20 +29,25 @@ def static_checks(subject: Subject) -> Iterator[Finding]:
     else:
         names = {name: name for name in subject.target_weights.tensors}
         yield from weights_are_whole("target", subject.target_weights, expected, names)
-    drafted: Layout = {}
     if drafter:
-        found = subject.drafter_weights.tensors if subject.drafter_weights else {}
-        names = {name: drafter_name(name) for name in found}
-        tensors = {names[name]: tensor for name, tensor in found.items()}
-        drafted = drafter_layout(drafter, tensors or None)
+        tensors = subject.drafter_tensors
         if subject.drafter_weights is None:
             yield skipped("drafter files", _WITHOUT)
         else:
-            yield from weights_are_whole("drafter", subject.drafter_weights, drafted, names)
+            names = {name: drafter_name(name) for name in subject.drafter_weights.tensors}
+            layout = drafter_layout(drafter, tensors or None)
+            yield from weights_are_whole("drafter", subject.drafter_weights, layout, names)
         yield from drafter_fits(target, drafter, tensors, setup.longest, setup.patches)
     yield from tokenizer_is_right(target, subject.tokenizer, setup.settings, needed=subject.target_weights is not None)
     yield from contradictions(setup)
-    yield from will_fit(plan(setup, _sizes(expected), _sizes(drafted)))
+    yield from will_fit(memory_plan(subject))
+
+
+def memory_plan(subject: Subject) -> Plan:
+    """Return the plan of a GPU's memory with the real pair; raises ConfigError for a quantisation not known here."""
+    drafter = subject.setup.drafter
+    drafted = drafter_layout(drafter, subject.drafter_tensors or None) if drafter else {}
+    return plan(subject.setup, _sizes(target_layout(subject.setup.target)), _sizes(drafted))
 
 
 def _sizes(layout: Layout) -> dict[str, int]:
