@@ -123,7 +123,7 @@ def _parallel(service: Service) -> Iterator[Finding]:
     check = "parallel requests"
     count = min(service.settings.sequences, _MOST_AT_ONCE[service.profile])
     # Each begins elsewhere in the script, so that answers that get mixed up are seen.
-    prompts = [[1, number * 7] for number in range(count)]
+    prompts = [[1, number * 7 % _words(service)] for number in range(count)]
     with ThreadPoolExecutor(count) as pool:
         answers = list(pool.map(lambda prompt: service.say(prompt, _SHORT)["token_ids"], prompts))
     found = [_differs(service, prompt, answer) for prompt, answer in zip(prompts, answers, strict=True)]
@@ -210,7 +210,11 @@ STEPS: dict[str, Step] = {
 
 
 def _prompt(service: Service, length: int) -> list[int]:
-    return [*(number % _WORDS for number in range(length - 1)), service.pair.chain.tokens[0]]
+    return [*(number % _words(service) for number in range(length - 1)), service.pair.chain.tokens[0]]
+
+
+def _words(service: Service) -> int:
+    return min(_WORDS, service.pair.script.vocabulary)
 
 
 def _differs(service: Service, prompt: Sequence[int], said: Sequence[int]) -> str | None:

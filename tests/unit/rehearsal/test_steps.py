@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -250,6 +250,14 @@ def test_a_drafter_without_a_head_of_its_own(service, wrong):
     ((verdict, text),) = found("speculation", other)
     assert verdict is Verdict.PASSED
     assert "is not known" in text
+
+
+def test_a_small_vocabulary(service, wrong):
+    small = Script(300, tuple(range(40, 60)))
+    pair = replace(service.pair, script=small, chain=replace(CHAIN, tokens=small.chain))
+    for check in ("long prompt", "parallel requests", "KV cache"):
+        found(check, replace(service, longest=800, pair=pair))
+    assert max(max(body["prompt"]) for body in wrong.asked) == 299
 
 
 def test_a_long_prompt_is_as_long_as_may_be(service, wrong):
