@@ -19,9 +19,9 @@ _EXPERTS = 16
 
 # On a CPU. Two heads and more a rank: one alone takes another kernel. Head sizes and latent ranks stay, since backends
 # are chosen by them, and so does the vocabulary, which the tokenizer has.
-_HIDDEN = 256
+_HIDDEN = 512
 _HEADS = 4
-_EXPERT_WIDTH = 64
+_EXPERT_WIDTH = 128
 _DENSE_WIDTH = 512
 _VISION_HEADS = 2
 _VISION_LAYERS = 2

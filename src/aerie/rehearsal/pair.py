@@ -96,7 +96,7 @@ def write_pair(
     _write_json(beside / CONFIG, smaller_drafter.config)
     names = None if present is None else dict.fromkeys(drafter_name(name) for name in present)
     layout = drafter_layout(read_drafter(beside), names)
-    scripted.write_drafter(beside, read_drafter(beside), layout, script)
+    scripted.write_drafter(beside, read_drafter(beside), shrunken, layout, script)
     accepted = (1.0,) if "lm_head.weight" in layout else None
     return Pair(place, beside, script, chain, smaller.changes + smaller_drafter.changes, own, accepted)
 
