@@ -1,9 +1,8 @@
-"""The shrunken pair on disk: the operator's files, with smaller configurations and scripted weights."""
+"""The shrunken pair on disk: links to the operator's files, beside smaller configurations and scripted weights."""
 
 from __future__ import annotations
 
 import json
-import shutil
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +11,7 @@ from aerie.checkpoint.layout import drafter_layout, drafter_name, target_layout
 from aerie.checkpoint.script import Script
 from aerie.checkpoint.shrink import Change, Profile, shrink_drafter, shrink_target
 from aerie.checkpoint.tiny.tokenizer import write_tiktoken_form
+from aerie.checkpoint.tokenizer import VOCABULARIES
 from aerie.rehearsal.chain import Chain, chain_of
 from aerie.rehearsal.stand_in import stand_in_for
 
@@ -21,11 +21,7 @@ if TYPE_CHECKING:
 
     from aerie.checkpoint.config import Drafter, Target
 
-_TOKENIZERS = ("tokenizer.json", "tiktoken.model", "tokenizer.model", "tokenizer_config.json")
-_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
-_INDEX = ".safetensors.index.json"
-_LARGEST = 64 * 2**20
-"""Bytes of a file that is copied; what is larger is no configuration, code or tokenizer."""
+_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".index.json")
 
 
 @dataclass(frozen=True)
@@ -64,25 +60,28 @@ def write_pair(
     present: Collection[str] | None,
     profile: Profile,
     stages: int,
+    tokenizer: Path | None = None,
 ) -> Pair:
-    """Write the pair below `folder`, which is empty.
+    """Write the pair below `folder`, which is empty; nothing is written to the directories of the real one.
 
-    `present` are the names of the drafter's tensors, None where its weights are not there. Raises TokenizerError where
-    the target's tokenizer cannot be loaded or is of another model, ConfigError where it has none and config.json does
-    not tell enough for one, OSError where a file cannot be read or written.
+    `present` are the names of the drafter's tensors, None where its weights are not there; `tokenizer` is the directory
+    of a tokenizer that is not with the target. Raises TokenizerError where the tokenizer cannot be loaded or is of
+    another model, ConfigError where there is none and config.json does not tell enough for one, OSError where a file
+    cannot be read or written.
     """
     from aerie.checkpoint import scripted  # noqa: PLC0415 - torch takes seconds to import
 
     smaller = shrink_target(target, profile, stages)
     place = folder / "target"
-    _copy_files(target.directory, place)
+    place.mkdir()
     _write_json(place / CONFIG, smaller.config)
     shrunken = read_target(place)
-    own = any((place / name).is_file() for name in _TOKENIZERS)
+    own = tokenizer is not None or any((target.directory / name).is_file() for name in VOCABULARIES)
     if not own:
         stand_in = stand_in_for(target)
         write_tiktoken_form(place, stand_in.vocabulary, stand_in.special_id)
-    chain = _chain(place)
+    _link_files(target.directory, place)
+    chain = _chain(tokenizer or place)
     try:
         script = Script(shrunken.vocabulary, chain.tokens)
     except ValueError as error:
@@ -92,8 +91,9 @@ def write_pair(
         return Pair(place, None, script, chain, smaller.changes, own, None)
     smaller_drafter = shrink_drafter(drafter, target, shrunken, profile)
     beside = folder / "drafter"
-    _copy_files(drafter.directory, beside)
+    beside.mkdir()
     _write_json(beside / CONFIG, smaller_drafter.config)
+    _link_files(drafter.directory, beside)
     names = None if present is None else dict.fromkeys(drafter_name(name) for name in present)
     layout = drafter_layout(read_drafter(beside), names)
     scripted.write_drafter(beside, read_drafter(beside), shrunken, layout, script)
@@ -101,12 +101,12 @@ def write_pair(
     return Pair(place, beside, script, chain, smaller.changes + smaller_drafter.changes, own, accepted)
 
 
-def _copy_files(source: Path, place: Path) -> None:
-    """Copy all but weights: tokenizer, templates, processors, code."""
-    place.mkdir(parents=True)
-    for path in sorted(source.iterdir()):
-        if path.is_file() and not path.name.endswith((*_WEIGHTS, _INDEX)) and path.stat().st_size <= _LARGEST:
-            shutil.copyfile(path, place / path.name)
+def _link_files(source: Path, place: Path) -> None:
+    """Link to all but weights, and what is in `place` already: tokenizer, templates, processors, code."""
+    for path in source.resolve().iterdir():
+        link = place / path.name
+        if not path.name.endswith(_WEIGHTS) and not link.exists():
+            link.symlink_to(path)
 
 
 def _write_json(path: Path, content: dict[str, Any]) -> None:
@@ -114,8 +114,9 @@ def _write_json(path: Path, content: dict[str, Any]) -> None:
 
 
 def _chain(place: Path) -> Chain:
-    from transformers import AutoTokenizer  # noqa: PLC0415 - takes seconds to import
+    from transformers import AutoTokenizer, logging  # noqa: PLC0415 - takes seconds to import
 
+    logging.set_verbosity_error()  # it warns of a config.json that is vLLM's to read
     try:
         tokenizer = AutoTokenizer.from_pretrained(place, trust_remote_code=True, local_files_only=True)
     except Exception as error:  # whatever the checkpoint's own code raises
