@@ -68,7 +68,7 @@ class _Edit:
         """Take a field out wherever it stands."""
         for part in (self.config, self.part):
             if part.pop(name, None) is not None:
-                self.changes.append(Change(name, "as published", here))
+                self.changes.append(Change(self.prefix + name, "as published", here))
 
 
 def shrink_target(target: Target, profile: Profile, stages: int = 1) -> Shrunken:
@@ -112,7 +112,7 @@ def _shrink_vision(config: dict[str, Any], target: Target) -> list[Change]:
 def shrink_drafter(drafter: Drafter, target: Target, shrunken: Target, profile: Profile) -> Shrunken:
     """Return a drafter for the shrunken target, which reads the layers that stand where the real ones do."""
     config = copy.deepcopy(dict(drafter.whole))
-    edit = _Edit(config, config)
+    edit = _Edit(config, config, "drafter.")
     if drafter.aux_layers is not None:
         ids = move_layers(drafter.aux_layers, target.layers, shrunken.layers)
         nested = config.get("eagle_config") or {}
@@ -120,7 +120,8 @@ def shrink_drafter(drafter: Drafter, target: Target, shrunken: Target, profile: 
             for name in ("eagle_aux_hidden_state_layer_ids", "layer_ids"):
                 if part.get(name):
                     part[name] = ids
-        edit.changes.append(Change("eagle_aux_hidden_state_layer_ids", list(drafter.aux_layers), ids))
+        if ids != list(drafter.aux_layers):
+            edit.changes.append(Change("drafter.eagle_aux_hidden_state_layer_ids", list(drafter.aux_layers), ids))
     if "target_hidden_size" in config:
         edit.set("target_hidden_size", shrunken.hidden_size)
     if profile is Profile.CPU:
@@ -136,7 +137,7 @@ def shrink_drafter(drafter: Drafter, target: Target, shrunken: Target, profile: 
 
 
 def move_layers(ids: Sequence[int], layers: int, fewer: int) -> list[int]:
-    """Return where layers of a model stand in one with fewer: its ends stay ends, and no two fall together.
+    """Return where layers of a model stand in one with fewer: ends stay ends, others do not become ends, none meet.
 
     vLLM's default stays the default: 2, 30, 58 of 61 are 2, 3, 4 of 7. Raises ValueError for more ids than there is
     room for.
@@ -145,10 +146,10 @@ def move_layers(ids: Sequence[int], layers: int, fewer: int) -> list[int]:
         raise ValueError(f"{len(ids)} auxiliary layers do not fit into {fewer} layers")
     if tuple(ids) == (2, layers // 2, layers - 3):
         return [2, fewer // 2, fewer - 3]
-    moved = [round(each * fewer / layers) for each in ids]
+    moved = [each and (fewer if each == layers else max(1, round(each * fewer / layers))) for each in ids]
     for number in range(1, len(moved)):
         moved[number] = max(moved[number], moved[number - 1] + 1)
     for number in range(len(moved) - 1, -1, -1):
-        limit = fewer if number == len(moved) - 1 else moved[number + 1] - 1
+        limit = moved[number + 1] - 1 if number < len(moved) - 1 else fewer - (ids[number] < layers)
         moved[number] = min(moved[number], limit)
     return moved
