@@ -93,7 +93,8 @@ def rehearse_engine(
             for told in _ask(engine, service, say):
                 tell(told)
         report.diagnosis = engine.diagnosis()
-        if not engine.ended():
+        # One that did not become ready is ending by itself, and how it does proves nothing.
+        if ready.verdict is not Verdict.FAILED and not engine.ended():
             began = time.monotonic()
             tell(Told(SECTION, _stop(engine), time.monotonic() - began))
 
