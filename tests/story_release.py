@@ -37,6 +37,10 @@ ERRORS = {
         "RuntimeError: Model does not support EAGLE3 interface but aux_hidden_state_outputs was requested",
     ),
 }
+# What each layer's diagnosis is called.
+SIGNATURES = dict(
+    zip(ERRORS, ("eagle3-target-not-listed", "image-token-index-missing", "supports-eagle3-missing"), strict=True)
+)
 
 ARGUMENTS = [
     f"{TINY}/target", "--served-model-name", "tiny", "--trust-remote-code", "--max-model-len", "512",

@@ -12,15 +12,10 @@ import json
 
 import pytest
 from engine_trees import patches_of
-from story_release import ARGUMENTS, ERRORS, SERIES, SPECULATION, said
+from story_release import ARGUMENTS, ERRORS, SERIES, SIGNATURES, SPECULATION, said
 
 LAYERS = list(ERRORS)
 
-
-# What each layer's diagnosis is called.
-SIGNATURES = dict(
-    zip(LAYERS, ("eagle3-target-not-listed", "image-token-index-missing", "supports-eagle3-missing"), strict=True)
-)
 # Seconds; under 2 where nothing else runs.
 TOLD_WITHIN = 10.0
 

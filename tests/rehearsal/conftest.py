@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from pairs import write_whole
+from pairs import write_published, write_whole
 from rehearsals import CONFIG, HERE, PAIRS, REPOSITORY, Outcome
 
 TIMEOUT = 900  # seconds; a whole rehearsal takes 60 where nothing else runs
@@ -22,7 +22,21 @@ def pairs(tmp_path_factory):
 @pytest.fixture(scope="session")
 def whole(pairs):
     """The published pair with all of its 595 GB, and without a fault."""
-    return write_whole(pairs / "whole", weights=True)
+    return write_whole(pairs / "whole")
+
+
+@pytest.fixture(scope="session")
+def published(pairs):
+    """The published pair's configurations alone."""
+    return write_published(pairs / "published")
+
+
+@pytest.fixture(scope="session")
+def remembered_models(tmp_path_factory):
+    """Where vLLM keeps what it saw of each model's class, in a process of its own: a host's cache has it, too."""
+    folder = tmp_path_factory.mktemp("seen")
+    folder.chmod(0o777)
+    return ["-v", f"{folder}:/var/cache/aerie/vllm"]
 
 
 @pytest.fixture(scope="session")

@@ -37,15 +37,19 @@ class Pair:
         return ["--target", target, "--drafter", drafter]
 
 
-def write_whole(folder: Path, *, weights: bool) -> Pair:
-    """Write the pair without a fault, with a tokenizer of the target's size; without weights in seconds less."""
-    for name in (TARGET, MLA, LLAMA):
-        shutil.copytree(MODELS / PUBLISHED[name], folder / name)
-    pair = Pair(folder / TARGET, folder / MLA)
+def write_published(folder: Path) -> Pair:
+    """Write the published configurations, under the names that config/kimi-k2.5.yaml has for them."""
+    for name, published in PUBLISHED.items():
+        shutil.copytree(MODELS / published, folder / name)
+    return Pair(folder / TARGET, folder / MLA)
+
+
+def write_whole(folder: Path) -> Pair:
+    """Write the pair with all of its tensors, and with a tokenizer of the target's size."""
+    pair = write_published(folder)
     target = read_target(pair.target)
-    if weights:
-        write_sparse(pair.target, target_layout(target), published_shard)
-        write_sparse(pair.drafter, drafter_layout(read_drafter(pair.drafter), None))
+    write_sparse(pair.target, target_layout(target), published_shard)
+    write_sparse(pair.drafter, drafter_layout(read_drafter(pair.drafter), None))
     tokenizer = stand_in_for(target)
     write_tiktoken_form(pair.target, tokenizer.vocabulary, tokenizer.special_id)
     return pair
