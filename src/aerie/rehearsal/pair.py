@@ -62,7 +62,7 @@ def write_pair(
     stages: int,
     tokenizer: Path | None = None,
 ) -> Pair:
-    """Write the pair below `folder`, which is empty; nothing is written to the directories of the real one.
+    """Write the pair below `folder`, which is empty or missing; nothing is written to the directories of the real one.
 
     `present` are the names of the drafter's tensors, None where its weights are not there; `tokenizer` is the directory
     of a tokenizer that is not with the target. Raises TokenizerError where the tokenizer cannot be loaded or is of
@@ -73,7 +73,7 @@ def write_pair(
 
     smaller = shrink_target(target, profile, stages)
     place = folder / "target"
-    place.mkdir()
+    place.mkdir(parents=True)
     _write_json(place / CONFIG, smaller.config)
     shrunken = read_target(place)
     own = tokenizer is not None or any((target.directory / name).is_file() for name in VOCABULARIES)
