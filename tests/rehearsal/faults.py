@@ -130,3 +130,12 @@ COMPILED = Fault(
     "kv-cache-dtype to bfloat16", arguments=("--kv-cache-dtype", "fp8"), options=(*HEADERS, "--accept", "patches"),
     without="decode-fp8-kv-fits-sm120",
 )  # fmt: skip
+
+STARTED = [
+    Fault("unknown argument of vLLM", "start", "vLLM does not know an option", "Correct what the line names",
+          arguments=("--no-such-argument", "5"), options=HEADERS),
+    Fault("unknown tool parser", "start", "vLLM does not know the tool parser", "Set `tool-call-parser: kimi_k2`",
+          arguments=("--tool-call-parser", "kimi_k9"), options=HEADERS),
+    Fault("unknown reasoning parser", "start", "vLLM does not know the reasoning parser",
+          "Set `reasoning-parser: kimi_k2`", arguments=("--reasoning-parser", "kimi_k9"), options=HEADERS),
+]  # fmt: skip
