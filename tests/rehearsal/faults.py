@@ -68,6 +68,9 @@ STAGES = ("--tensor-parallel-size", "4", "--pipeline-parallel-size", "2")
 STATIC = [
     Fault("drafter of another generation", "drafter generation", "for Kimi-K2.6 and the target is a Kimi-K2.5",
           "trained on this target", _rename_drafter, options=HEADERS),
+    Fault("drafter of another generation, accepted", "drafter generation", "(accepted with --accept)",
+          "trained on this target", _rename_drafter, options=(*HEADERS, "--accept", "drafter generation"),
+          verdict="warned"),
     Fault("drafter for a target of 4096 elements", "drafter hidden size", "states of 4096 elements, and the target's",
           "trained on this target", _drafter(hidden_size=4096), options=HEADERS),
     Fault("auxiliary layer 70 of 61", "auxiliary layers", "layer 70 of 61", "correct them", _aux_layers(2, 30, 70),
