@@ -78,11 +78,12 @@ def shrink_target(target: Target, profile: Profile, stages: int = 1) -> Shrunken
     edit.set("num_hidden_layers", min(target.layers, max(LEAST_LAYERS, _LAYERS_A_STAGE * stages)))
     edit.set("n_routed_experts", min(target.experts.routed, max(_EXPERTS, 2 * target.experts.active)))
     if profile is Profile.CPU:
-        edit.set("hidden_size", _HIDDEN)
-        edit.set("num_attention_heads", _HEADS)
-        edit.set("num_key_value_heads", _HEADS)
-        edit.set("intermediate_size", _DENSE_WIDTH)
-        edit.set("moe_intermediate_size", _EXPERT_WIDTH)
+        heads = min(target.attention.heads, _HEADS)
+        edit.set("hidden_size", min(target.hidden_size, _HIDDEN))
+        edit.set("num_attention_heads", heads)
+        edit.set("num_key_value_heads", heads)
+        edit.set("intermediate_size", min(target.dense_width, _DENSE_WIDTH))
+        edit.set("moe_intermediate_size", min(target.experts.width, _EXPERT_WIDTH))
         # No kernel for INT4 experts runs on a CPU but Intel's with AMX.
         edit.remove("quantization_config", "not quantised")
         if target.vision:
@@ -94,17 +95,18 @@ def _shrink_vision(config: dict[str, Any], target: Target) -> list[Change]:
     vision = target.vision
     assert vision is not None  # noqa: S101 - of this module's caller
     edit = _Edit(config, config["vision_config"], "vision_config.")
-    width = vision.width // vision.heads * _VISION_HEADS
+    heads = min(vision.heads, _VISION_HEADS)
+    width = vision.width // vision.heads * heads
     # The published names, and those of transformers' own class, which does not know the published ones.
     for published, own, real, here in (
         ("vt_hidden_size", "hidden_size", vision.width, width),
-        ("vt_num_attention_heads", "num_attention_heads", vision.heads, _VISION_HEADS),
-        ("vt_num_hidden_layers", "num_hidden_layers", vision.layers, _VISION_LAYERS),
-        ("vt_intermediate_size", "intermediate_size", vision.mlp_width, _VISION_MLP_WIDTH),
+        ("vt_num_attention_heads", "num_attention_heads", vision.heads, heads),
+        ("vt_num_hidden_layers", "num_hidden_layers", vision.layers, min(vision.layers, _VISION_LAYERS)),
+        ("vt_intermediate_size", "intermediate_size", vision.mlp_width, min(vision.mlp_width, _VISION_MLP_WIDTH)),
     ):
         edit.set(published, here, real)
         edit.part[own] = here
-    edit.part |= {"mm_hidden_size": width, "text_hidden_size": _HIDDEN}
+    edit.part |= {"mm_hidden_size": width, "text_hidden_size": min(target.hidden_size, _HIDDEN)}
     config["projection_hidden_size"] = width
     return edit.changes
 
@@ -125,14 +127,15 @@ def shrink_drafter(drafter: Drafter, target: Target, shrunken: Target, profile: 
     if "target_hidden_size" in config:
         edit.set("target_hidden_size", shrunken.hidden_size)
     if profile is Profile.CPU:
-        edit.set("hidden_size", _HIDDEN)
-        edit.set("num_attention_heads", _HEADS)
+        heads = min(drafter.heads, _HEADS)
+        edit.set("hidden_size", min(drafter.hidden_size, _HIDDEN))
+        edit.set("num_attention_heads", heads)
         if "num_key_value_heads" in config:
-            edit.set("num_key_value_heads", max(2, _HEADS * drafter.kv_heads // drafter.heads))
+            edit.set("num_key_value_heads", max(2, heads * drafter.kv_heads // drafter.heads))
         if not drafter.is_mla:
             edit.set("head_dim", drafter.head_size, drafter.head_size)
             config["head_dim"] = drafter.head_size
-        edit.set("intermediate_size", _DENSE_WIDTH)
+        edit.set("intermediate_size", min(drafter.width, _DENSE_WIDTH))
     return Shrunken(config, tuple(edit.changes))
 
 

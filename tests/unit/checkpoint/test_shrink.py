@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 from sparse_checkpoint import MODELS
 
-from aerie.checkpoint.config import Target, read_drafter, read_target
+from aerie.checkpoint.config import Drafter, Target, read_drafter, read_target
 from aerie.checkpoint.layout import size, target_layout
 from aerie.checkpoint.shrink import Profile, move_layers, shrink_drafter, shrink_target
+from aerie.checkpoint.tiny import configs
 from aerie.rehearsal.findings import Verdict
 from aerie.rehearsal.static.fit import drafter_fits
 
@@ -79,9 +80,13 @@ def test_the_real_configuration_stays_as_it_is():
     assert json.dumps(KIMI.whole) == before
 
 
-def test_what_is_small_already_is_no_change():
-    small = Target(Path("small"), shrink_target(KIMI, Profile.CPU).config)
-    assert shrink_target(small, Profile.CPU).changes == ()
+@pytest.mark.parametrize("profile", Profile)
+def test_nothing_grows(profile):
+    target = Target(Path("tiny"), configs.TARGET)
+    shrunken = shrink_target(target, profile)
+    assert shrunken.changes == ()
+    for config in (configs.MLA_DRAFTER, configs.LLAMA_DRAFTER):
+        assert shrink_drafter(Drafter(Path("tiny"), config), target, target, profile).changes == ()
 
 
 @pytest.mark.parametrize("profile", Profile)
