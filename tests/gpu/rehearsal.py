@@ -14,6 +14,7 @@ import sys
 from items import Item, run
 
 REHEARSED = "tests/gpu/rehearsed.py"
+RANK = "tests/gpu/rank_of_eight.py"
 
 AS_ON_SM_120 = "rehearses-as-on-sm-120"
 
@@ -28,6 +29,8 @@ ITEMS = [
     ),
     Item("tiny_pair", REHEARSED, ("tiny-pair-rehearses",), alone=True, seconds=400),
     Item("as_on_sm_120", REHEARSED, (AS_ON_SM_120,), alone=True, seconds=400),
+    Item("rank_of_7_layers", RANK, ("{result}", "7"), alone=True),
+    Item("rank_of_21_layers", RANK, ("{result}", "21"), alone=True),
     Item("backend", REHEARSED, ("backend-of-another-chip",), alone=True, seconds=240),
 ]
 
