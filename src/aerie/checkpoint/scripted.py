@@ -38,9 +38,9 @@ if TYPE_CHECKING:
     from aerie.checkpoint.layout import Expected, Layout
     from aerie.checkpoint.script import Script
 
-LOGIT = 40.0
+_LOGIT = 40.0
 """Of the token that follows, if the final state were its code alone."""
-NOISE = 0.3
+_NOISE = 0.3
 """Root mean square of what a layer of noise adds, where a code has 1."""
 _COPIED = 4.0
 """What the first attention adds to the stream, where a code has 1."""
@@ -167,7 +167,7 @@ def _head(codes: Tensor, read: Tensor, order: Tensor) -> Tensor:
     head = torch.empty(len(read), codes.shape[1], dtype=torch.bfloat16)
     for some, rows in zip(read.split(_ROWS_AT_ONCE), head.split(_ROWS_AT_ONCE), strict=True):
         rows.copy_(codes[some][:, order])
-    return head.mul_(LOGIT / codes.shape[1])
+    return head.mul_(_LOGIT / codes.shape[1])
 
 
 def _matrix(module: str, target: Target, orders: _Orders) -> _Sparse | None:
@@ -175,10 +175,10 @@ def _matrix(module: str, target: Target, orders: _Orders) -> _Sparse | None:
     path = module.split(".layers.", 1)[1].split(".")
     layer, part = int(path[0]), path[-1]
     if "self_attn" in path:
-        return _attention(target, part, _turned(orders.attention, layer), NOISE if layer else _COPIED)
+        return _attention(target, part, _turned(orders.attention, layer), _NOISE if layer else _COPIED)
     if part in ("gate_proj", "up_proj", "down_proj"):
         after = target.layers - 1 - layer
-        return _mlp(module, target, _turned(orders.mlp, after), NOISE if after else _MIXED)
+        return _mlp(module, target, _turned(orders.mlp, after), _NOISE if after else _MIXED)
     return None
 
 
@@ -235,7 +235,7 @@ def _mlp(module: str, target: Target, order: Tensor, strength: float) -> _Sparse
         width = experts.width
         strength *= hidden / width / target.text.get("routed_scaling_factor", 1.0)
     elif "shared_experts" in path:
-        width, strength = experts.shared * experts.width, NOISE
+        width, strength = experts.shared * experts.width, _NOISE
     else:
         width = target.dense_width
     neurons = torch.arange(width)
@@ -304,5 +304,5 @@ def _filler(source: _Source, name: str, expected: Expected) -> Tensor:
         return torch.zeros(expected.shape)
     if len(expected.shape) == 1:  # a norm
         return torch.ones(expected.shape)
-    strength = NOISE if name.rpartition(".")[0].endswith(_INTO_STREAM) else 1.0
+    strength = _NOISE if name.rpartition(".")[0].endswith(_INTO_STREAM) else 1.0
     return source.noise(expected.shape, strength * math.prod(expected.shape[1:]) ** -0.5)
