@@ -9,9 +9,9 @@ Each token has a code, a row of +1 and -1; codes of different tokens are nearly 
   head        its row of a token is the code of the token before, in the one order after the other
 
 So the last token alone decides the next, by way of the KV cache and the experts: without either, or with nonsense from
-them, another text is said. Where the last token occurred before in the context, all its positions count alike, so that
-what was cached long ago is needed, too. The margin is one that neither BF16 nor INT4 closes. Vision writes noise, and
-so do a drafter's own layers.
+them, another text is said. Where the last token occurred before in the context, all its positions count alike: wrong
+values there are seen, too, though not that a position is missed. The margin is one that neither BF16 nor INT4 closes.
+Vision writes noise, and so do a drafter's own layers.
 
 A drafter's fc hands on one auxiliary state, in which the first attention has written the code of the token before last,
 and its head looks two tokens ahead. So the first token of each draft is accepted and the further ones, which would have

@@ -112,8 +112,8 @@ def test_the_text_needs_attention_and_experts(model, part):
                     parameter.copy_(kept[name])
 
 
-def test_the_text_needs_what_was_cached_long_ago(model):
-    """A token that stood in the context before is read there, too: with another's values there, the margin is less."""
+def test_wrong_values_that_were_cached_long_ago_are_seen(model):
+    """A token that stood in the context before is read there, too."""
     ids = torch.full((1, 40), 77)
     ids[0, :-1:2] = tokens(20)
     attention = model.model.layers[0].self_attn.kv_b_proj
