@@ -101,9 +101,9 @@ STATIC = [
           "cudagraph_mode: PIECEWISE", arguments=FULL_GRAPHS, options=HEADERS, verdict="warned"),
     Fault("pipeline stages without async scheduling", "pipeline stages", "hangs at the first request",
           "take async-scheduling: false out", arguments=(*STAGES, "--no-async-scheduling"), options=HEADERS),
-    Fault("no statistics", "arguments", "--disable-log-stats is refused", "where it is given",
+    Fault("no statistics", "arguments", "--disable-log-stats is refused", "change the --config file",
           arguments=("--disable-log-stats",), options=HEADERS),
-    Fault("bad YAML", "arguments", "bad.yaml is not YAML", "where it is given",
+    Fault("bad YAML", "arguments", "bad.yaml is not YAML", "change the --config file",
           lambda pair: rewrite(pair.target.parent / "bad.yaml", "model: [Kimi-K2.5\nport: 8000\n"),
           arguments=("--config", f"{FOLDER}/bad.yaml"), options=HEADERS),
 ]  # fmt: skip

@@ -41,9 +41,9 @@ class Outcome:
         return [each for each in self.report["findings"] if each["verdict"] in verdicts]
 
 
-def arguments(pair: Pair, root: Path, *options: str, vllm: tuple[str, ...] = (), config: str = CONFIG) -> list[str]:
+def arguments(pair: Pair, root: Path, *options: str, vllm: tuple[str, ...] = ()) -> list[str]:
     """Return the arguments of `aerie rehearse` for a pair below `root`, as a container sees it."""
-    return [*pair.seen(root, PAIRS), "--chip", "sm_120", "--config", config, *options, "--", *vllm]
+    return [*pair.seen(root, PAIRS), "--chip", "sm_120", "--config", CONFIG, *options, "--", *vllm]
 
 
 def plant(fault: Fault, pair: Pair, root: Path, *options: str) -> list[str]:

@@ -90,7 +90,7 @@ def _read(check: str, read: Callable[[], _Read]) -> _Read:
     try:
         return read()
     except ConfigurationError as error:
-        remedy = "correct it where it is given: in the --config file, or on the command line"
+        remedy = "change the --config file, or what the command line says"
         raise UnreadableError(failed(check, str(error), remedy)) from None
     except ConfigError as error:
         raise UnreadableError(failed(check, str(error), "")) from None
