@@ -112,8 +112,8 @@ def _read_fast(path: Path) -> tuple[int, dict[str, int]]:
 def _read_tiktoken(path: Path) -> int:
     words = path.read_bytes().split()
     ranks = words[1::2]
-    # They ascend without a gap.
-    if len(words) != 2 * len(ranks) or not ranks or ranks[-1] != b"%d" % (len(ranks) - 1):
+    # They begin with 0 and have no gap.
+    if len(words) != 2 * len(ranks) or not ranks or set(ranks) != {b"%d" % rank for rank in range(len(ranks))}:
         raise _BrokenError("is cut off, or no tiktoken vocabulary: lines of a token in base64 and its rank")
     return len(ranks)
 
