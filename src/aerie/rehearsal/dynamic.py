@@ -26,6 +26,8 @@ from aerie.startup.lines import parse
 
 SECTION = "engine"
 _GB = 1e9
+_DIES_WITHIN = 30.0
+"""Seconds from the first answer that an engine owes to the supervisor's word on why."""
 _MEMORY = "memory"
 # A CPU has none of the host's affinities to bind to, and needs little of its memory.
 _CPU_ENVIRONMENT = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
@@ -121,7 +123,7 @@ def _start(engine: Engine, say: Callable[[str], None]) -> Finding:
     judgement: Judgement = engine.wait(say)
     if judgement.verdict is Judged.READY:
         return passed("start", "loaded, profiled, warmed up, and answered its first completion")
-    return _told(judgement.diagnosis) or failed(
+    return _told("start", judgement.diagnosis) or failed(
         "start", f"the engine did not become ready: {judgement.step}", f"its log ends with:\n{engine.last_words()}"
     )
 
@@ -138,11 +140,11 @@ def _memory(subject: Subject, machine: Hardware, engine: Engine, layers: int) ->
     yield from will_fit(found)
 
 
-def _told(diagnosis: Mapping[str, object] | None) -> Finding | None:
+def _told(check: str, diagnosis: Mapping[str, object] | None) -> Finding | None:
     if not diagnosis:
         return None
     return failed(
-        "start", f"{diagnosis['title']}. {diagnosis['cause']}", str(diagnosis["remedy"]), str(diagnosis["source"] or "")
+        check, f"{diagnosis['title']}. {diagnosis['cause']}", str(diagnosis["remedy"]), str(diagnosis["source"] or "")
     )
 
 
@@ -152,8 +154,11 @@ def _ask(engine: Engine, service: Service, say: Callable[[str], None]) -> Iterat
         began = time.monotonic()
         for finding in steps.run(check, service):
             yield Told(SECTION, finding, time.monotonic() - began)
-        if engine.ended():
-            died = _told(engine.diagnosis()) or failed("engine", "it ended while it was asked", engine.last_words())
+        # One that dies is looked at by the supervisor before that ends, too.
+        if engine.ended() or (not service.is_healthy() and engine.ended(_DIES_WITHIN)):
+            died = _told("engine", engine.diagnosis()) or failed(
+                "engine", "it ended while it was asked", engine.last_words()
+            )
             yield Told(SECTION, died)
             return
 

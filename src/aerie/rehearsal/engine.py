@@ -122,9 +122,13 @@ class Engine:
         self._collect()
         return code, sorted(descendants(os.getpid()))
 
-    def ended(self) -> bool:
-        """Return whether it has ended by itself."""
-        return self._process is not None and self._process.poll() is not None
+    def ended(self, within: float = 0.0) -> bool:
+        """Return whether it has ended by itself, or does so within some seconds."""
+        if self._process is None:
+            return False
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(within)
+        return self._process.returncode is not None
 
     def diagnosis(self) -> dict[str, Any] | None:
         """Return what the supervisor says about its failure, None where it says nothing."""

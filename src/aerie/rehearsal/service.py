@@ -57,6 +57,14 @@ class Service:
                 if line.startswith("data: {"):
                     yield json.loads(line.removeprefix("data: "))
 
+    def is_healthy(self) -> bool:
+        """Return whether it answers, and its engine core lives."""
+        try:
+            with self._answer("/health"):
+                return True
+        except RefusedError:
+            return False
+
     def metrics(self) -> EngineMetrics:
         """Return what it counts; raises RefusedError."""
         with self._answer("/metrics") as answer:
