@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from aerie.checkpoint.config import CONFIG, read_drafter, read_target
+from aerie.checkpoint.config import CONFIG, ConfigError, read_drafter, read_target
 from aerie.checkpoint.layout import drafter_layout, drafter_name, target_layout
 from aerie.checkpoint.script import Script
 from aerie.checkpoint.shrink import Change, Profile, shrink_drafter, shrink_target
@@ -66,8 +66,8 @@ def write_pair(
 
     `present` are the names of the drafter's tensors, None where its weights are not there; `tokenizer` is the directory
     of a tokenizer that is not with the target. Raises TokenizerError where the tokenizer cannot be loaded or is of
-    another model, ConfigError where there is none and config.json does not tell enough for one, OSError where a file
-    cannot be read or written.
+    another model, or where there is none and config.json does not tell enough for one, OSError where a file cannot be
+    read or written.
     """
     from aerie.checkpoint import scripted  # noqa: PLC0415 - torch takes seconds to import
 
@@ -78,7 +78,10 @@ def write_pair(
     shrunken = read_target(place)
     own = tokenizer is not None or any((target.directory / name).is_file() for name in VOCABULARIES)
     if not own:
-        stand_in = stand_in_for(target)
+        try:
+            stand_in = stand_in_for(target)
+        except ConfigError as error:
+            raise TokenizerError(str(error)) from None
         write_tiktoken_form(place, stand_in.vocabulary, stand_in.special_id)
     _link_files(target.directory, place)
     chain = _chain(tokenizer or place)

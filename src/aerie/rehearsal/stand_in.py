@@ -35,7 +35,7 @@ def stand_in_for(target: Target) -> StandIn:
     if not (isinstance(first, int) and isinstance(last, int) and len(known) <= first <= last - len(SPECIALS)):
         raise ConfigError(
             f"{target.directory} has no tokenizer, and of config.json's bos_token_id {first} and pad_token_id {last} "
-            f"none can be made: take one whose first special token comes after {len(known)} others"
+            f"none can be made: one of Kimi's has its first special token after {len(known)} others and more"
         )
     named = {first + number: name for number, name in enumerate(SPECIALS[:-2])}
     named |= {last - 1: SPECIALS[-2], last: SPECIALS[-1]}

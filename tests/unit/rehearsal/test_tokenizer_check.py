@@ -75,6 +75,14 @@ def test_none(kimi):
     assert {each.verdict for check, each in without.items() if check != "preprocessor"} == {Verdict.SKIPPED}
 
 
+def test_none_and_none_to_be_made(kimi):
+    found = Checkpoint(kimi.directory)
+    found.change("config.json", bos_token_id=None)
+    verdict, text = found.says("tokenizer", needed=False)
+    assert verdict is Verdict.FAILED
+    assert "has no tokenizer, and of config.json's bos_token_id None" in text
+
+
 def test_another_models(whole):
     write_tiktoken_form(whole.directory)
     verdict, text = whole.says("tokenizer")

@@ -6,9 +6,10 @@ vLLM loads a tokenizer of another model without a word: every id is one of the e
 from collections.abc import Iterator
 from pathlib import Path
 
-from aerie.checkpoint.config import Target
+from aerie.checkpoint.config import ConfigError, Target
 from aerie.checkpoint.tokenizer import CONFIG, TIKTOKEN, VOCABULARIES, Tokenizer
 from aerie.rehearsal.findings import Finding, failed, passed, skipped, warned
+from aerie.rehearsal.stand_in import stand_in_for
 from aerie.rehearsal.static.settings import Settings
 
 _CHECK = "tokenizer"
@@ -31,10 +32,18 @@ def tokenizer_is_right(target: Target, tokenizer: Tokenizer, settings: Settings,
         yield _tokenizer(target, tokenizer, settings)
         yield _end_of_turn(target, tokenizer)
     else:
-        yield skipped(_CHECK, f"{tokenizer.directory} has none: a stand-in with config.json's ids takes its place")
+        yield _stand_in(target)
     yield _template(tokenizer, settings, needed=needed)
     if target.is_multimodal and not settings.flag("language-model-only"):
         yield _preprocessor(target)
+
+
+def _stand_in(target: Target) -> Finding:
+    try:
+        stand_in_for(target)
+    except ConfigError as error:
+        return failed(_CHECK, str(error), "fetch the checkpoint's tokenizer")
+    return skipped(_CHECK, f"{target.directory} has none: a stand-in with config.json's ids takes its place")
 
 
 def _tokenizer(target: Target, tokenizer: Tokenizer, settings: Settings) -> Finding:
