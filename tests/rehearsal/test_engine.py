@@ -8,23 +8,17 @@ import pytest
 from faults import HEADERS, STARTED
 from rehearsals import HERE, arguments, assert_found, plant
 
-WITHIN = 90.0  # seconds for all of it, where nothing else runs
+WITHIN = 300.0  # seconds for all of it; 90 where nothing else runs
 ASKED = ("text", "picture", "tool call", "long prompt", "parallel requests", "speculation", "same without speculation",
          "KV cache", "stop")  # fmt: skip
 AT_ONCE = 10.0  # seconds; 2 where nothing else runs
-REMEMBERS = "--if-changed"
 
 
 @pytest.fixture(scope="module")
 def rehearsed(rehearse, published, pairs, remembered_models):
     """The published pair, whole; then the same again; then with another argument, which the static checks refuse."""
-    given = [HEADERS[0], REMEMBERS]
-    return rehearse(
-        arguments(published, pairs, *given),
-        arguments(published, pairs, *given),
-        arguments(published, pairs, *given, vllm=("--max-model-len", "262144")),
-        more=remembered_models,
-    )
+    given = arguments(published, pairs, *HEADERS, "--if-changed")
+    return rehearse(given, given, [*given, "--max-model-len", "262144"], more=remembered_models)
 
 
 def test_the_published_pair_passes(rehearsed, measured):
@@ -38,6 +32,7 @@ def test_the_published_pair_passes(rehearsed, measured):
     assert changed["num_hidden_layers"] == (61, 7)
     assert {each["argument"] for each in outcome.report["overrides"]} >= {"port", "tensor-parallel-size"}
     assert any("CUDA" in each for each in outcome.report["not_proven"])
+    assert outcome.seconds < WITHIN
     measured("-", outcome)
 
 

@@ -15,7 +15,7 @@ from rehearsals import PAIRS
 from aerie.patches import RECORD
 
 LAYERS = list(story_release.ERRORS)
-WITHIN = 60.0  # seconds, where nothing else runs
+WITHIN = 180.0  # seconds; 40 where nothing else runs
 WORDS = ("--max-model-len", "512", "--max-num-seqs", "4", "--trust-remote-code", "--enforce-eager",
          "--worker-cls", "speculating_cpu.Worker")  # fmt: skip
 
@@ -75,4 +75,5 @@ def test_each_layer_is_found_by_starting_it(layer, release, rehearse, remembered
     process, error = story_release.ERRORS[layer]
     assert diagnosis["root"]["process"].startswith(process)
     assert error in diagnosis["root"]["text"]
+    assert outcome.seconds < WITHIN
     measured("start", outcome)
