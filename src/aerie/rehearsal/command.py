@@ -53,6 +53,11 @@ class Options:
         """Which rehearsal it is, in the report."""
         return "static" if self.static else "beside" if self.beside else "full"
 
+    @property
+    def asked(self) -> list[str]:
+        """All of them that decide what a pass is worth."""
+        return [self.kind, "with weights" if self.weights else "without weights", *sorted(self.accept)]
+
 
 class UsageError(Exception):
     """Options that make no sense; the message says which, and what to give."""
@@ -159,7 +164,7 @@ class _Rehearsal:
 
     def _digest(self, subject: Subject) -> str | None:
         try:
-            return digest_of(subject, self.report.kind, identity(), os.environ)
+            return digest_of(subject, self._options.asked, identity(), os.environ)
         except OSError as error:
             text = f"{error.filename} cannot be read: {error.strerror}"
             self._tell(Told("static", failed("target files", text, "it must be readable by this user")))

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -38,15 +38,16 @@ class Remembered:
         self._file.write(dict(newest))
 
 
-def digest_of(subject: Subject, kind: str, machine: str, environment: Mapping[str, str]) -> str:
-    """Return what changes with software, arguments, hardware and checkpoints; `machine` says what the hardware is.
+def digest_of(subject: Subject, asked: Sequence[str], machine: str, environment: Mapping[str, str]) -> str:
+    """Return what changes with software, arguments, hardware and checkpoints.
 
-    Raises OSError where a checkpoint's file cannot be read.
+    `asked` says how much of a rehearsal it is, and what was accepted; `machine` what the hardware is. Raises OSError
+    where a checkpoint's file cannot be read.
     """
     setup = subject.setup
     deciding = {name: value for name, value in environment.items() if name.startswith(_DECIDING)}
-    parts: list[Any] = [aerie.__version__, patches.summary(), kind, machine, sorted(deciding.items())]
-    parts += [list(subject.words), dict(setup.settings.given)]
+    parts: list[Any] = [aerie.__version__, patches.summary(), *asked, machine, sorted(deciding.items())]
+    parts += [setup.hardware, list(subject.words), dict(setup.settings.given)]
     for model in (setup.target, setup.drafter):
         parts += _files(model.directory) if model else []
     return hashlib.sha256(json.dumps(parts, default=str).encode()).hexdigest()

@@ -11,10 +11,10 @@ from aerie.rehearsal.subject import read_subject
 
 @pytest.fixture
 def digest(kimi, mla_drafter):
-    def of(*words, kind="full", machine="8 x RTX", environment=None):
+    def of(*words, asked=("full",), machine="8 x RTX", environment=None):
         given = [str(kimi.directory), "--port", "8000", *words]
         subject = read_subject(given, None, mla_drafter.directory, RTX_PRO_6000, weights=False)
-        return digest_of(subject, kind, machine, environment or {})
+        return digest_of(subject, asked, machine, environment or {})
 
     return of
 
@@ -26,7 +26,8 @@ def test_the_same_has_the_same(digest):
 @pytest.mark.parametrize(
     "other",
     [
-        {"kind": "static"},
+        {"asked": ("static",)},
+        {"asked": ("full", "memory")},
         {"machine": "7 x RTX"},
         {"environment": {"VLLM_USE_V2_MODEL_RUNNER": "1"}},
         {"environment": {"NCCL_P2P_DISABLE": "1"}},
