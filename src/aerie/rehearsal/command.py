@@ -5,7 +5,6 @@ import json
 import os
 import signal
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,6 +23,7 @@ from aerie.rehearsal.report import Report, Told, end_of, lines_of
 from aerie.rehearsal.static.checks import static_checks
 from aerie.rehearsal.static.hardware import Hardware, by_name, identity, this_machine
 from aerie.rehearsal.subject import Subject, UnreadableError, read_subject
+from aerie.rehearsal.work_folder import work_folder
 
 _TERMINATED = 128 + signal.SIGTERM
 
@@ -55,8 +55,8 @@ class Options:
 
     @property
     def asked(self) -> list[str]:
-        """All of them that decide what a pass is worth."""
-        return [self.kind, "with weights" if self.weights else "without weights", *sorted(self.accept)]
+        """All of them but the kind that decide what a pass is worth."""
+        return ["with weights" if self.weights else "without weights", *sorted(self.accept)]
 
 
 class UsageError(Exception):
@@ -121,15 +121,16 @@ class _Rehearsal:
             subject = self._read(machine)
             digest = subject and self._digest(subject)
             if digest and self._options.if_changed:
-                self.report.passed_before = self._remembered.passed_at(digest)
+                self.report.passed_before = self._remembered.passed_at(self.report.kind, digest)
             if subject and not self.report.passed_before:
                 for finding in chain(software.findings(subject.setup), static_checks(subject)):
                     self._tell(Told("static", finding))
         if subject and not self.report.passed_before:
             self._beyond(subject, machine)
         self.report.is_complete = True
-        if digest and self.report.verdict == "passed" and self._options.cache_dir.is_dir():
-            self._remembered.keep(digest)
+        is_news = self.report.verdict == "passed" and not self.report.passed_before
+        if digest and is_news and self._options.cache_dir.is_dir():
+            self._remembered.keep(self.report.kind, digest)
 
     def write(self) -> None:
         """Print the end of the report, and write its files."""
@@ -186,11 +187,19 @@ class _Rehearsal:
             low_priority()
             if no_room := room_beside(machine):
                 self._tell(Told(dynamic.SECTION, no_room))
-        if self.report.verdict != "failed":
-            with _folder(self._options) as folder:
+                self.report.kind = "static"
+                self.report.not_proven = ["all that an engine shows: there is no room for one beside the service"]
+                return
+        if self.report.verdict == "failed":
+            return
+        try:
+            with work_folder(self._options.work_dir, self._options.cache_dir) as folder:
                 dynamic.rehearse_engine(
                     subject, machine, folder, self.report, self._tell, self._say, beside=self._options.beside
                 )
+        except OSError as error:
+            text = f"{error.filename or 'the work directory'}: {error.strerror}"
+            self._tell(Told(dynamic.SECTION, failed("work directory", text, "make room, or name another: --work-dir")))
 
     def _tell(self, told: Told) -> None:
         if told.finding.verdict is Verdict.FAILED and told.finding.check in self._options.accept:
@@ -218,14 +227,3 @@ def _uncollected() -> Iterator[None]:
         yield
     finally:
         gc.enable()
-
-
-@contextmanager
-def _folder(options: Options) -> Iterator[Path]:
-    """Make the directory for pair and logs; one that the operator named is kept."""
-    if options.work_dir:
-        yield options.work_dir.absolute()
-        return
-    beside = options.cache_dir if os.access(options.cache_dir, os.W_OK) else None
-    with tempfile.TemporaryDirectory(prefix="rehearsal-", dir=beside) as name:
-        yield Path(name)

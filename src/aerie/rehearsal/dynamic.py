@@ -29,8 +29,11 @@ _GB = 1e9
 _DIES_WITHIN = 30.0
 """Seconds from the first answer that an engine owes to the supervisor's word on why."""
 _MEMORY = "memory"
-# A CPU has none of the host's affinities to bind to, and needs little of its memory.
-_CPU_ENVIRONMENT = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+# A CPU has none of the host's affinities to bind to, and needs little of its memory. The vision tower would be compiled
+# with `enforce-eager`, too, for half a minute.
+_CPU_ENVIRONMENT = {
+    "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "TORCH_COMPILE_DISABLE": "1",
+}  # fmt: skip
 _ALWAYS = (
     "the weights themselves, and how long they take to load",
     "the drafter's acceptance, which depends on its real weights",

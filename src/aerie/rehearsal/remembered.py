@@ -16,6 +16,8 @@ _FILE = "rehearsals.json"
 _KEPT = 20
 _DECIDING = ("VLLM_", "NCCL_", "CUDA_", "TORCH", "TRITON_", "OMP_", "FLASHINFER_")
 """How names of environment variables begin that change what an engine does."""
+_COVERED_BY = {"full": ("full",), "beside": ("full", "beside"), "static": ("full", "beside", "static")}
+"""Which kinds of rehearsal prove all that one of this kind would."""
 _READ = 64 * 2**20
 """Bytes up to which a file's content counts; of larger ones, size and time."""
 
@@ -26,14 +28,15 @@ class Remembered:
     def __init__(self, directory: Path) -> None:
         self._file = JsonFile(directory / _FILE, "the next start is rehearsed again")
 
-    def passed_at(self, digest: str) -> str | None:
-        """Return when this passed, None where it did not yet."""
-        at = self._file.read().get(digest)
-        return at if isinstance(at, str) else None
+    def passed_at(self, kind: str, digest: str) -> str | None:
+        """Return when this passed, or a kind that proves more of the same; None where none did yet."""
+        passed = self._file.read()
+        times = (passed.get(f"{each} {digest}") for each in _COVERED_BY[kind])
+        return next((at for at in times if isinstance(at, str)), None)
 
-    def keep(self, digest: str) -> None:
+    def keep(self, kind: str, digest: str) -> None:
         """Remember that it passed now."""
-        passed = {**self._file.read(), digest: datetime.now(UTC).isoformat(timespec="seconds")}
+        passed = {**self._file.read(), f"{kind} {digest}": datetime.now(UTC).isoformat(timespec="seconds")}
         newest = sorted(passed.items(), key=lambda item: str(item[1]))[-_KEPT:]
         self._file.write(dict(newest))
 
@@ -41,7 +44,7 @@ class Remembered:
 def digest_of(subject: Subject, asked: Sequence[str], machine: str, environment: Mapping[str, str]) -> str:
     """Return what changes with software, arguments, hardware and checkpoints.
 
-    `asked` says how much of a rehearsal it is, and what was accepted; `machine` what the hardware is. Raises OSError
+    `asked` says what was left out and what was accepted, `machine` what the hardware is. Raises OSError
     where a checkpoint's file cannot be read.
     """
     setup = subject.setup

@@ -11,7 +11,7 @@ from aerie.rehearsal.subject import read_subject
 
 @pytest.fixture
 def digest(kimi, mla_drafter):
-    def of(*words, asked=("full",), machine="8 x RTX", environment=None):
+    def of(*words, asked=("with weights",), machine="8 x RTX", environment=None):
         given = [str(kimi.directory), "--port", "8000", *words]
         subject = read_subject(given, None, mla_drafter.directory, RTX_PRO_6000, weights=False)
         return digest_of(subject, asked, machine, environment or {})
@@ -26,8 +26,8 @@ def test_the_same_has_the_same(digest):
 @pytest.mark.parametrize(
     "other",
     [
-        {"asked": ("static",)},
-        {"asked": ("full", "memory")},
+        {"asked": ("without weights",)},
+        {"asked": ("with weights", "memory")},
         {"machine": "7 x RTX"},
         {"environment": {"VLLM_USE_V2_MODEL_RUNNER": "1"}},
         {"environment": {"NCCL_P2P_DISABLE": "1"}},
@@ -64,23 +64,34 @@ def test_the_models_files(digest, kimi, mla_drafter):
 
 def test_the_file(tmp_path):
     remembered = Remembered(tmp_path)
-    assert remembered.passed_at("a") is None
-    remembered.keep("a")
-    assert Remembered(tmp_path).passed_at("a")
-    assert Remembered(tmp_path).passed_at("b") is None
+    assert remembered.passed_at("full", "a") is None
+    remembered.keep("full", "a")
+    assert Remembered(tmp_path).passed_at("full", "a")
+    assert Remembered(tmp_path).passed_at("full", "b") is None
+
+
+KINDS = ("static", "beside", "full")  # each proves more than the one before
+
+
+@pytest.mark.parametrize("kept", KINDS)
+@pytest.mark.parametrize("asked", KINDS)
+def test_what_proves_more_is_enough(tmp_path, kept, asked):
+    remembered = Remembered(tmp_path)
+    remembered.keep(kept, "a")
+    assert bool(remembered.passed_at(asked, "a")) == (KINDS.index(kept) >= KINDS.index(asked))
 
 
 def test_old_ones_are_forgotten(tmp_path):
     remembered = Remembered(tmp_path)
     (tmp_path / "rehearsals.json").write_text(
-        "{" + ", ".join(f'"{number}": "2026-01-{number + 1:02}T00:00:00+00:00"' for number in range(25)) + "}"
+        "{" + ", ".join(f'"full {number}": "2026-01-{number + 1:02}T00:00:00+00:00"' for number in range(25)) + "}"
     )
-    remembered.keep("new")
-    assert remembered.passed_at("new")
-    assert remembered.passed_at("24")
-    assert remembered.passed_at("0") is None
+    remembered.keep("full", "new")
+    assert remembered.passed_at("full", "new")
+    assert remembered.passed_at("full", "24")
+    assert remembered.passed_at("full", "0") is None
 
 
 def test_a_broken_file_forgets(tmp_path):
     (tmp_path / "rehearsals.json").write_text('["a"')
-    assert Remembered(tmp_path).passed_at("a") is None
+    assert Remembered(tmp_path).passed_at("full", "a") is None
