@@ -26,8 +26,8 @@ SHIPPED = ["--config", str(REPOSITORY / "config/kimi-k2.5.yaml")]
 def found(kimi, mla_drafter):
     """What the rules say of the shipped configuration with these arguments after it, but for what passes."""
 
-    def check(*arguments, hardware=RTX_PRO_6000, patches=PATCHES, drafter=mla_drafter):
-        settings = settings_from(read_arguments([*SHIPPED, *arguments]), hardware)
+    def check(*arguments, hardware=RTX_PRO_6000, patches=PATCHES, drafter=mla_drafter, environment=None):
+        settings = settings_from(read_arguments([*SHIPPED, *arguments]), hardware, environment or {})
         pair = read_target(kimi.directory), read_drafter(drafter.directory)
         findings = contradictions(Setup(settings, *pair, hardware, patches))
         return [finding for finding in findings if finding.verdict is not Verdict.PASSED]
@@ -158,3 +158,22 @@ def test_vllms_own_defaults():
     assert (settings.step_tokens, settings.sequences) == (4096, 256)
     assert settings_from({"max-num-batched-tokens": "512"}, RTX_PRO_6000).sequences == 512
     assert settings_from({"max-model-len": "auto"}, RTX_PRO_6000).longest == -1
+
+
+SHORT = {"VLLM_ENGINE_READY_TIMEOUT_S": "600"}
+
+
+def test_a_load_that_is_cut_off(found):
+    (finding,) = found("--api-server-count", "2", environment=SHORT)
+    assert finding.verdict is FAILS
+    assert finding.text.startswith("2 API servers give the engine 600 s to load, by VLLM_ENGINE_READY_TIMEOUT_S")
+
+
+def test_one_api_server_waits_without_a_limit(found):
+    assert found(environment=SHORT) == []
+    assert found("--api-server-count", "2") == []
+
+
+def test_a_limit_that_is_no_number(found):
+    with pytest.raises(ConfigurationError, match="VLLM_ENGINE_READY_TIMEOUT_S 'long' is no whole number"):
+        found(environment={"VLLM_ENGINE_READY_TIMEOUT_S": "long"})

@@ -10,11 +10,13 @@ from dataclasses import dataclass
 from aerie.checkpoint.config import Drafter, Target
 from aerie.rehearsal.findings import Finding, failed, passed, warned
 from aerie.rehearsal.static.hardware import Hardware
-from aerie.rehearsal.static.settings import Settings
+from aerie.rehearsal.static.settings import LOAD_TIMEOUT, Settings
 
 _MLA_KV_DTYPES = frozenset({"auto", "bfloat16", "float16", "fp8", "fp8_e4m3"})
 _SAFE_WITH_DCP = 0.90
 _MOST_DRAFTED = 16
+_SLOW_LOAD = 2400
+"""Seconds for Kimi-K2.5's 595 GB at 0.25 GB/s, the slowest that is told of such hosts."""
 
 
 @dataclass(frozen=True)
@@ -299,6 +301,18 @@ def _parsers(setup: Setup) -> Iterator[Finding]:
         )
 
 
+def _timeouts(setup: Setup) -> Iterator[Finding]:
+    servers, timeout = setup.settings.servers, setup.settings.load_timeout
+    if servers > 1 and timeout is not None and timeout < _SLOW_LOAD:
+        yield failed(
+            "timeouts",
+            f"{servers} API servers give the engine {timeout} s to load, by {LOAD_TIMEOUT}; from a slow disk it takes "
+            f"up to {_SLOW_LOAD}",
+            f"take {LOAD_TIMEOUT} out of the environment: the supervisor sets it, and ends a start that stands still",
+            "vllm/v1/engine/core_client.py",
+        )
+
+
 _RULES: dict[str, Rule] = {
     "parallelism": _parallelism,
     "pipeline stages": _pipeline,
@@ -309,4 +323,5 @@ _RULES: dict[str, Rule] = {
     "speculation": _speculation,
     "pictures": _pictures,
     "parsers": _parsers,
+    "timeouts": _timeouts,
 }

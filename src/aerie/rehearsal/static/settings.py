@@ -20,6 +20,7 @@ _LARGEST_GRAPH = 512
 """Rows; vLLM's own limit for captured graphs but on sm_100 (config/vllm.py, _set_cudagraph_sizes)."""
 CPU_CACHE = "VLLM_CPU_KVCACHE_SPACE"
 """GiB of a rank's KV cache on a CPU, as a whole number (vllm/platforms/cpu.py)."""
+LOAD_TIMEOUT = "VLLM_ENGINE_READY_TIMEOUT_S"
 _FITTING = -1
 """As max-model-len."""
 
@@ -62,6 +63,10 @@ class Settings:
     graph_sizes: tuple[int, ...]
     """Rows of the steps that CUDA graphs are captured for, from the smallest on; () without any."""
     speculation: Speculation | None
+    servers: int
+    """API servers; with several, each limits the load by `load_timeout`."""
+    load_timeout: int | None
+    """Seconds, where the environment has them; the supervisor sets a day otherwise."""
 
     def text(self, option: str) -> str | None:
         """Return an option as text, None where it is not given."""
@@ -133,7 +138,14 @@ def settings_from(
         eager=eager,
         graph_sizes=() if eager or hardware.chip is None else _graph_sizes(given, sequences, verified, step_tokens),
         speculation=speculation,
+        servers=_whole(given, "api-server-count", ranks["data"]),
+        load_timeout=_load_timeout(environment),
     )
+
+
+def _load_timeout(environment: Mapping[str, str]) -> int | None:
+    text = environment.get(LOAD_TIMEOUT)
+    return None if text is None else _number(LOAD_TIMEOUT, text)
 
 
 def whole_number(text: str) -> int:
