@@ -18,6 +18,7 @@ HERE = Path(__file__).parent
 REPOSITORY = HERE.parents[1]
 PAIRS, CONFIG = "/pairs", "/etc/aerie/serve.yaml"
 """Where a container sees the pairs, and config/kimi-k2.5.yaml."""
+WITHOUT_WEIGHTS = "--without-weights"
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,8 @@ def plant(fault: Fault, pair: Pair, root: Path, *options: str) -> list[str]:
     folder = root / fault.name.replace(" ", "-")
     changed = copy(pair, folder)
     fault.plant(changed)
-    words = arguments(changed, root, *options, *fault.options, vllm=fault.arguments)
+    without = () if fault.weights else (WITHOUT_WEIGHTS,)
+    words = arguments(changed, root, *without, *options, *fault.options, vllm=fault.arguments)
     return [word.replace(FOLDER, f"{PAIRS}/{folder.name}") for word in words]
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 
 import pytest
-from faults import WITHOUT_WEIGHTS, STARTED
-from rehearsals import HERE, arguments, assert_found, plant
+from faults import STARTED
+from rehearsals import HERE, WITHOUT_WEIGHTS, arguments, assert_found, plant
 
 WITHIN = 300.0  # seconds for all of it; 90 where nothing else runs
 ASKED = ("text", "picture", "tool call", "long prompt", "parallel requests", "speculation", "same without speculation",
@@ -17,7 +17,7 @@ AT_ONCE = 10.0  # seconds; 2 where nothing else runs
 @pytest.fixture(scope="module")
 def rehearsed(rehearse, published, pairs, remembered_models):
     """The published pair, whole; then the same again; then with another argument, which the static checks refuse."""
-    given = arguments(published, pairs, *WITHOUT_WEIGHTS, "--if-changed")
+    given = arguments(published, pairs, WITHOUT_WEIGHTS, "--if-changed")
     return rehearse(given, given, [*given, "--max-model-len", "262144"], more=remembered_models)
 
 
@@ -65,7 +65,7 @@ def test_found_by_starting(fault, started, measured):
 
 def test_interrupted_it_leaves_nothing_behind(in_image, options, published, pairs, remembered_models):
     done = in_image(
-        "python", "/interrupt.py", *arguments(published, pairs, *WITHOUT_WEIGHTS),
+        "python", "/interrupt.py", *arguments(published, pairs, WITHOUT_WEIGHTS),
         options=[*options, *remembered_models, "-v", f"{HERE}/interrupt.py:/interrupt.py:ro"],
     )  # fmt: skip
     told = json.loads(done.stdout.splitlines()[-1])

@@ -10,8 +10,8 @@ import shutil
 import pytest
 from apply import write_record
 from engine_trees import patches_of
-from faults import COMPILED, WITHOUT_WEIGHTS, STATIC, VALID, WITHOUT_A_PATCH
-from rehearsals import arguments, assert_found, plant
+from faults import COMPILED, STATIC, VALID, WITHOUT_A_PATCH
+from rehearsals import WITHOUT_WEIGHTS, arguments, assert_found, plant
 
 from aerie.patches import RECORD
 
@@ -70,7 +70,7 @@ def test_found_in_files_and_arguments(fault, outcomes, measured):
 
 
 def test_a_patch_that_is_missing(patch_file, without, rehearse, whole, pairs, measured):
-    (outcome,) = rehearse(arguments(whole, pairs, "--static", *WITHOUT_WEIGHTS), more=without(patch_file.stem))
+    (outcome,) = rehearse(arguments(whole, pairs, "--static", WITHOUT_WEIGHTS), more=without(patch_file.stem))
     (found,) = outcome.findings("failed")
     assert (outcome.code, found["check"]) == (1, "patches")
     assert found["text"].startswith(f"{patch_file.stem} is not in this vLLM (")

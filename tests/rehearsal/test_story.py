@@ -10,11 +10,12 @@ import story_release
 from apply import write_record
 from engine_trees import patches_of
 from pairs import LLAMA, TARGET, Pair, write_published
-from rehearsals import PAIRS
+from rehearsals import PAIRS, WITHOUT_WEIGHTS
 
 from aerie.patches import RECORD
 
 LAYERS = list(story_release.ERRORS)
+PATCHES = list(patches_of(story_release.SERIES))
 WITHIN = 180.0  # seconds; 40 where nothing else runs
 WORDS = ("--max-model-len", "512", "--max-num-seqs", "4", "--trust-remote-code", "--enforce-eager",
          "--worker-cls", "speculating_cpu.Worker")  # fmt: skip
@@ -29,7 +30,7 @@ def words(pairs):
     pair = Pair(folder / TARGET, folder / LLAMA)
 
     def given(*options):
-        return [*pair.seen(pairs, PAIRS), "--without-weights", *options, "--", *WORDS]
+        return [*pair.seen(pairs, PAIRS), WITHOUT_WEIGHTS, *options, "--", *WORDS]
 
     return given
 
@@ -42,13 +43,14 @@ def release(overlay, tmp_path):
     return lambda patches: [*overlay.tree(patches, files), "-v", f"{tmp_path / 'record'}:{RECORD}:ro"]
 
 
-@pytest.mark.parametrize("layer", LAYERS)
-def test_each_layer_is_missed_in_the_files(layer, release, rehearse, words, measured):
-    (outcome,) = rehearse(words("--static"), more=release(LAYERS[: LAYERS.index(layer)]))
+@pytest.mark.parametrize("patch", PATCHES)
+def test_each_patch_is_missed_in_the_files(patch, release, rehearse, words, measured):
+    before = PATCHES[: PATCHES.index(patch)]
+    (outcome,) = rehearse(words("--static"), more=release(before))
     (found,) = outcome.findings("failed")
-    more = len(patches_of(story_release.SERIES)) - LAYERS.index(layer) - 1
+    further = len(PATCHES) - len(before) - 1
     assert found["check"] == "patches"
-    assert found["text"].startswith(f"{layer} is not in this vLLM, nor are {more} more (")
+    assert found["text"].startswith(f"{patch} is not in this vLLM{f', nor are {further} more' if further else ''} (")
     measured("patches", outcome)
 
 
