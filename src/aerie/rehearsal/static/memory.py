@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
+from aerie.rehearsal.backends import ATTENTION, expected
 from aerie.rehearsal.findings import Finding, failed, passed, skipped, warned
 from aerie.rehearsal.kernels import splits
 from aerie.rehearsal.static.arguments import Setup
@@ -29,10 +30,15 @@ _CONTEXT = int(1.5 * GIB)
 """CUDA context and NCCL's buffers of eight ranks; 0.5 GiB were seen on one H200."""
 _LIBRARIES = int(0.3 * GIB)
 """Kernels and cuBLAS's buffers that the profiled step loads, as seen on an H200 with a pair of 0.01 GiB."""
-_GRAPHS = int(0.2 * GIB)
-_PIECEWISE, _FULL = int(0.3 * _MIB), int(0.9 * _MIB)
-"""Of CUDA graphs, those two a layer: for seven layers vLLM estimated 0.63, 0.29 and 0.23 GiB of 51 + 49, 9 + 4 and
-5 + 4 graphs on an H200. What they took in the end was between a quarter and four fifths of that."""
+_GRAPH_OF_LAYER = int(0.12 * _MIB)
+"""Of a CUDA graph: of 51 + 49, with a rank's shapes at TP8, vLLM estimated 0.79 GiB on an H200 with 7 layers and 0.96
+with 21. What they took in the end was two thirds of that."""
+_FLASH_SPLITS, _FLASH_BUFFERS = 32, 5
+"""FLASH_ATTN_MLA's partial results in graphs: so many for each row (config/attention.py), and so many times as vLLM
+estimated 11.16 GiB with 64 heads. What they took in the end was three times."""
+_COMPILER_STATES = 8
+"""Hidden states that are held while the drafter compiles, beside the auxiliary ones, as measured on an H200."""
+_VISION_GRID = 512  # patches a side (kimi_k25_vit.py)
 _PICTURE = 16384  # patches; in_patch_limit of Kimi-K2.5's preprocessor_config.json
 _MOST_ROWS_OF_CONTEXT = 65536
 """Of MLA's workspace for the context of a chunked prefill (mla_attention.py)."""
@@ -160,7 +166,8 @@ def plan(setup: Setup, target_sizes: Mapping[str, int], drafter_sizes: Mapping[s
         step = (
             experts,
             _sampling(setup),
-            Term("activations", _activations(setup), f"of {setup.settings.step_tokens:,} tokens"),
+            _buffers(setup),
+            _activations(setup),
             Term("kernels, libraries", _LIBRARIES, "as measured on an H200"),
             _graphs(setup),
         )
@@ -197,17 +204,15 @@ def measured(plan: Plan, lines: Iterable[str], layers: int) -> Plan | None:
     if usage is None:
         return None
     consumed, peak, context = usage
-    real, here = (max(layers_of_stages(each, plan.setup.settings.pipeline_parallel)) for each in (
-        plan.setup.target.layers, layers
-    ))  # fmt: skip
-    fixed = min(estimated, _GRAPHS / GIB)
-    by = f"measured with {layers} layers"
+    stages, by = plan.setup.settings.pipeline_parallel, f"measured with {layers} layers"
+    more = max(layers_of_stages(plan.setup.target.layers, stages)) - max(layers_of_stages(layers, stages))
+    deeper = more * _graphs_of_layer(plan.setup)
     return dataclasses.replace(
         plan,
         step=(
             Term("beside weights", int((consumed - loaded) * GIB), by),
             Term("activations", int((peak - estimated) * GIB), by),
-            Term("CUDA graphs", int((fixed + (estimated - fixed) * real / here) * GIB), f"{estimated} GiB {by}"),
+            Term("CUDA graphs", int(estimated * GIB) + deeper, f"{estimated} GiB {by}, {_gib(deeper)} for {more} more"),
         ),
         outside=(Term("gone before vLLM", int(context * GIB), by), *plan.outside[1:]),
     )
@@ -394,7 +399,7 @@ def _experts_workspace(setup: Setup) -> Term:
 def _decode_workspace(setup: Setup) -> Term:
     """Return TRITON_MLA's partial results (triton_mla.py), which are not in the profile."""
     settings, attention = setup.settings, setup.target.attention
-    if setup.hardware.chip != "sm_120" and settings.text("attention-backend") != "TRITON_MLA":
+    if not _decodes_with(setup, "TRITON_MLA"):
         return Term(_DECODE, 0, "another backend than TRITON_MLA")
     # Under DCP each row is one token (v1/attention/backend.py), and all ranks' heads come together.
     return _product(
@@ -424,13 +429,33 @@ def _prefill_workspace(setup: Setup) -> Term:
 
 def _graphs(setup: Setup) -> Term:
     """Return CUDA graphs as vLLM estimates them (v1/worker/gpu/cudagraph_utils.py)."""
-    name, settings = "CUDA graphs", setup.settings
+    name, settings, attention = "CUDA graphs", setup.settings, setup.target.attention
     if not settings.graph_sizes:
         return Term(name, 0, "none are captured")
     layers = max(layers_of_stages(setup.target.layers, settings.pipeline_parallel))
-    piecewise, full = len(settings.graph_sizes), len(settings.decode_graph_sizes)
-    size = _GRAPHS + layers * (piecewise * _PIECEWISE + full * _FULL)
-    return Term(name, size, f"0.2 GiB + {layers} layers x ({piecewise} piecewise x 0.3 + {full} full x 0.9 MiB)")
+    graphs, rows = _graph_count(settings), settings.graph_sizes[-1]
+    size = graphs * rows * setup.target.hidden_size * _BF16 + layers * _graphs_of_layer(setup)
+    formula = f"{graphs} graphs x ({rows} rows of a state + {layers} layers x 0.12 MiB)"
+    if not _decodes_with(setup, "FLASH_ATTN_MLA"):
+        return Term(name, size, formula)
+    heads = attention.heads // settings.tensor_parallel * settings.context_parallel
+    partial = rows * heads * _FLASH_SPLITS * attention.kv_lora_rank * _FP32
+    return Term(
+        name, size + _FLASH_BUFFERS * partial, f"{formula}, {_FLASH_BUFFERS} x {_gib(partial)} GiB for decoding"
+    )
+
+
+def _graphs_of_layer(setup: Setup) -> int:
+    return _graph_count(setup.settings) * _GRAPH_OF_LAYER
+
+
+def _graph_count(settings: Settings) -> int:
+    return len(settings.graph_sizes) + len(settings.decode_graph_sizes)
+
+
+def _decodes_with(setup: Setup, backend: str) -> bool:
+    choice = expected(setup, {}).get(ATTENTION)
+    return choice is not None and choice.name == backend
 
 
 def _sampling(setup: Setup) -> Term:
@@ -439,17 +464,44 @@ def _sampling(setup: Setup) -> Term:
     return dataclasses.replace(bits, size=bits.size // 8)
 
 
-def _activations(setup: Setup) -> int:
-    """Return the bytes of a profiled step's peak: of encoding pictures, of the layers, or of sampling."""
-    settings, attention = setup.settings, setup.target.attention
-    state = settings.step_tokens * setup.target.hidden_size * _BF16
+def _buffers(setup: Setup) -> Term:
+    """Return what V2's runner keeps: the drafter's input; embeddings with pictures, and the patches' positions."""
+    settings, vision = setup.settings, setup.target.vision
+    seeing = vision is not None and not settings.flag("language-model-only")
+    patches = _VISION_GRID**2 if seeing else 0
+    states = seeing + (setup.drafter is not None)
+    size = states * _state(setup) + (patches * vision.width // vision.heads * _FP32 if vision else 0)
+    return Term(
+        "buffers", size, f"{states} states of {settings.step_tokens:,} tokens, positions of {patches:,} patches"
+    )
+
+
+def _activations(setup: Setup) -> Term:
+    """Return a profiled step's peak: of encoding pictures, of the layers, of sampling, or of compiling the drafter."""
+    settings, attention, drafter = setup.settings, setup.target.attention, setup.drafter
     heads = attention.heads // settings.tensor_parallel
     queries = settings.step_tokens * heads * (attention.nope + attention.rope + attention.value) * _BF16
     imitated = _rows_of_context(setup) * heads * (attention.nope + attention.value) * _BF16  # mla_attention.py
     # Residual, normalised state, a layer's output and the pictures'; auxiliary states once more as fc's input.
-    states = 4 + (2 * setup.drafter.aux_states if setup.drafter else 0)
+    states = 4 + (2 * drafter.aux_states if drafter else 0)
     sampled = settings.sequences * setup.target.vocabulary * (_BF16 + 2 * _FP32)
-    return max(states * state + queries + imitated, sampled, _vision_step(setup))
+    peaks = {
+        "the layers": states * _state(setup) + queries + imitated,
+        "sampling": sampled,
+        "pictures": _vision_step(setup),
+    }
+    if drafter and not settings.eager:
+        # Inductor times kernels that it may combine with copies of all that they read (config/compilation.py), and the
+        # drafter's first ones read its embedding.
+        embedding = drafter.vocabulary // settings.tensor_parallel * drafter.hidden_size * _BF16
+        peaks["compiling the drafter"] = embedding + (drafter.aux_states + _COMPILER_STATES) * _state(setup)
+    what = max(peaks, key=lambda name: peaks[name])
+    return Term("activations", peaks[what], f"of {settings.step_tokens:,} tokens: {what}")
+
+
+def _state(setup: Setup) -> int:
+    """Return the bytes of a step's hidden states."""
+    return setup.settings.step_tokens * setup.target.hidden_size * _BF16
 
 
 def _vision_step(setup: Setup) -> int:
