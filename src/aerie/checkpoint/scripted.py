@@ -8,10 +8,11 @@ Each token has a code, a row of +1 and -1; codes of different tokens are nearly 
   experts     write what the stream holds in a third order: the last layer's strongly, the others' weakly
   head        its row of a token is the code of the token before, in the one order after the other
 
-So the last token alone decides the next, by way of the KV cache and the experts: without either, or with nonsense from
-them, another text is said. Where the last token occurred before in the context, all its positions count alike: wrong
-values there are seen, too, though not that a position is missed. The margin is one that neither BF16 nor INT4 closes.
-Vision writes noise, and so do a drafter's own layers.
+So the last token alone decides the next, by way of the first layer's KV cache and the last layer's experts: without
+either, or with nonsense from them, another text is said. The other layers' faults are seen if they write more than these
+do, as NaN is. Where the last token occurred before in the context, all its positions count alike: wrong values there are
+seen, too, though not that a position is missed. The margin is one that neither BF16 nor INT4 closes, at any depth: the
+more weak layers there are, the less each writes. Vision writes noise, and so do a drafter's own layers.
 
 A drafter's fc hands on one auxiliary state, in which the first attention has written the code of the token before last,
 and its head looks two tokens ahead. So the first token of each draft is accepted and the further ones, which would have
@@ -42,6 +43,8 @@ _LOGIT = 40.0
 """Of the token that follows, if the final state were its code alone."""
 _NOISE = 0.3
 """Root mean square of what a layer of noise adds, where a code has 1."""
+_WEAK = 0.8
+"""Root mean square of what all weak attentions add together, or all weak experts, at any depth."""
 _COPIED = 4.0
 """What the first attention adds to the stream, where a code has 1."""
 _MIXED = 8.0
@@ -112,11 +115,12 @@ class _Sparse(NamedTuple):
             case "weight_packed":
                 # Eight to a word, the first lowest, each plus 8.
                 words = torch.full((math.prod(shape),), _INT4_ZEROS, dtype=torch.int32)
-                bits = torch.full_like(self.columns, _INT4_LARGEST) << (4 * (self.columns % _INT4_A_WORD))
+                largest = int(math.copysign(_INT4_LARGEST, self.size))
+                bits = largest * (1 << 4 * (self.columns % _INT4_A_WORD))
                 at = self.rows * shape[1] + self.columns // _INT4_A_WORD
                 return words.index_add_(0, at, bits.to(torch.int32)).reshape(shape)
             case "weight_scale":
-                return torch.full(shape, self.size / _INT4_LARGEST)
+                return torch.full(shape, abs(self.size) / _INT4_LARGEST)
             case _:
                 matrix = torch.zeros(shape, dtype=torch.bfloat16)
                 matrix[self.rows, self.columns] = self.size
@@ -174,11 +178,14 @@ def _matrix(module: str, target: Target, orders: _Orders) -> _Sparse | None:
     """Return the weights of a module of the language model's layers, None for norms and routers."""
     path = module.split(".layers.", 1)[1].split(".")
     layer, part = int(path[0]), path[-1]
+    # With one sign, what the coordinates have in common would grow from layer to layer: no order changes it.
+    weak = (-1) ** layer * _WEAK * target.layers**-0.5
     if "self_attn" in path:
-        return _attention(target, part, _turned(orders.attention, layer), _NOISE if layer else _COPIED)
+        return _attention(target, part, _turned(orders.attention, layer), weak if layer else _COPIED)
     if part in ("gate_proj", "up_proj", "down_proj"):
         after = target.layers - 1 - layer
-        return _mlp(module, target, _turned(orders.mlp, after), _NOISE if after else _MIXED)
+        is_weak = after or "shared_experts" in path
+        return _mlp(module, target, _turned(orders.mlp, after), weak if is_weak else _MIXED)
     return None
 
 
@@ -235,12 +242,13 @@ def _mlp(module: str, target: Target, order: Tensor, strength: float) -> _Sparse
         width = experts.width
         strength *= hidden / width / target.text.get("routed_scaling_factor", 1.0)
     elif "shared_experts" in path:
-        width, strength = experts.shared * experts.width, _NOISE
+        width = experts.shared * experts.width
     else:
         width = target.dense_width
     neurons = torch.arange(width)
-    # Experts and layers begin at different coordinates.
-    written = (neurons + zlib.crc32(".".join(path).encode())) % hidden
+    # Experts and layers begin at different coordinates. None writes the first, which opens the gates: open ones would
+    # open the next layer's further.
+    written = (neurons + zlib.crc32(".".join(path).encode())) % (hidden - 1) + 1
     match part:
         case "gate_proj":
             return _Sparse(neurons, torch.zeros_like(neurons), _OPEN)

@@ -24,9 +24,9 @@ KIMI = read_target(MODELS / "moonshotai--Kimi-K2.5")
 LEAST_MARGIN = 8.0
 
 
-def write_target(directory, quantised):
+def write_target(directory, *, quantised, layers=7):
     config = shrink_target(KIMI, Profile.CPU).config
-    config["text_config"]["vocab_size"] = VOCABULARY
+    config["text_config"] |= {"vocab_size": VOCABULARY, "num_hidden_layers": layers}
     if quantised:
         config["text_config"]["quantization_config"] = KIMI.text["quantization_config"]
     directory.mkdir(exist_ok=True)
@@ -73,9 +73,13 @@ def whole(state, name):
     return integers.float() * scale.repeat_interleave(columns // scale.shape[1], 1)
 
 
-@pytest.fixture(scope="module", params=[False, True], ids=["BF16", "INT4 experts"])
+@pytest.fixture(
+    scope="module",
+    params=[{"quantised": False}, {"quantised": True}, {"quantised": True, "layers": 32}],
+    ids=["BF16", "INT4 experts", "INT4 experts, 32 layers"],
+)
 def model(request, tmp_path_factory, one_thread):
-    return loaded(write_target(tmp_path_factory.mktemp("target"), request.param))
+    return loaded(write_target(tmp_path_factory.mktemp("target"), **request.param))
 
 
 def tokens(*shape):
@@ -95,9 +99,10 @@ def test_every_token_is_followed_by_its_successor(model, ids):
     assert margins(model, ids).min() > LEAST_MARGIN
 
 
-@pytest.mark.parametrize("part", ["self_attn.o_proj", "mlp.experts"])
-def test_the_text_needs_attention_and_experts(model, part):
+@pytest.mark.parametrize(("layer", "part"), [(0, "self_attn.o_proj"), (-1, "mlp.experts")])
+def test_the_text_needs_the_first_attention_and_the_last_experts(model, layer, part):
     """Without one of them the model says something else, so that a served text proves them."""
+    part = f"layers.{layer % len(model.model.layers)}.{part}"
     kept = {name: parameter.clone() for name, parameter in model.named_parameters() if part in name}
     assert kept
     with torch.no_grad():
