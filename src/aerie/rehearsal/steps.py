@@ -7,6 +7,7 @@ and a speculation that changes the output is seen, too.
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import cycle, islice
 
 from aerie.checkpoint.shrink import Profile
 from aerie.rehearsal.findings import Finding, failed, passed, skipped
@@ -210,7 +211,9 @@ STEPS: dict[str, Step] = {
 
 
 def _prompt(service: Service, length: int) -> list[int]:
-    return [*(number % _words(service) for number in range(length - 1)), service.pair.chain.tokens[0]]
+    """Return ids in which the answer's own tokens stand, too: those read what was cached of them long ago."""
+    tokens = service.pair.chain.tokens
+    return [*islice(cycle([*tokens, *range(_words(service))]), length - 1), tokens[0]]
 
 
 def _words(service: Service) -> int:

@@ -263,3 +263,13 @@ def test_a_small_vocabulary(service, wrong):
 def test_a_long_prompt_is_as_long_as_may_be(service, wrong):
     found("long prompt", service)
     assert len(wrong.asked[0]["prompt"]) == 187
+
+
+@pytest.mark.parametrize("check", ["long prompt", "KV cache"])
+def test_prompts_hold_what_the_answer_begins_with(service, wrong, check):
+    """So that its tokens read what was cached of them before, too."""
+    found(check, service)
+    prompt = wrong.asked[0]["prompt"]
+    assert set(CHAIN.tokens) <= set(prompt[:-1])
+    assert prompt[-1] == CHAIN.tokens[0]
+    assert len(set(prompt)) > 100
