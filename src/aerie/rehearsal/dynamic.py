@@ -107,8 +107,11 @@ def rehearse_engine(
 def _write(subject: Subject, folder: Path, profile: Profile, tell: Callable[[Finding], None]) -> Pair | None:
     setup = subject.setup
     present = subject.drafter_weights.tensors.keys() if subject.drafter_weights else None
+    stages, named = setup.settings.pipeline_parallel, setup.settings.text("tokenizer")
     try:
-        pair = write_pair(folder, setup.target, setup.drafter, present, profile, setup.settings.pipeline_parallel)
+        pair = write_pair(
+            folder, setup.target, setup.drafter, present, profile, stages, tokenizer=Path(named) if named else None
+        )
     except TokenizerError as error:
         tell(failed("tokenizer", str(error), "fetch the checkpoint's tokenizer files again"))
     except OSError as error:

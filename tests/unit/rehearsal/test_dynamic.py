@@ -1,12 +1,19 @@
-"""An engine that ends while it is asked."""
+"""What the pair is written of, and an engine that ends while it is asked."""
 
 from __future__ import annotations
 
+from pathlib import Path
+from types import SimpleNamespace
+
 import pytest
 
+from aerie.checkpoint.shrink import Profile
 from aerie.rehearsal import dynamic, steps
 from aerie.rehearsal.findings import passed
+from aerie.rehearsal.pair import TokenizerError
 from aerie.rehearsal.service import RefusedError
+from aerie.rehearsal.static.hardware import GIB, Hardware
+from aerie.rehearsal.static.settings import settings_from
 
 DIAGNOSIS = {"title": "A worker was killed", "cause": "The kernel did.", "remedy": "Add memory.", "source": None}
 
@@ -62,3 +69,20 @@ def test_without_a_diagnosis_it_is_its_last_words(ask):
 @pytest.mark.parametrize(("ends", "healthy"), [(False, False), (True, True)])
 def test_one_that_goes_on_is_asked_further(ask, ends, healthy):
     assert [each.check for each in ask(Engine(ends=ends), Service(healthy=healthy))] == ["text", "picture"]
+
+
+@pytest.mark.parametrize("tokenizer", [None, Path("/k/tokenizer")])
+def test_the_pair_has_the_tokenizer_of_the_arguments(monkeypatch, tokenizer):
+    given = {} if tokenizer is None else {"tokenizer": str(tokenizer)}
+    settings = settings_from(given, Hardware("CPU", None, GIB, 0, 1))
+    subject = SimpleNamespace(setup=SimpleNamespace(settings=settings, target=None, drafter=None), drafter_weights=None)
+    written = []
+
+    def write(*_others, tokenizer):
+        written.append(tokenizer)
+        raise TokenizerError("seen")
+
+    monkeypatch.setattr(dynamic, "write_pair", write)
+    told = []
+    assert dynamic._write(subject, Path("/w"), Profile.CPU, told.append) is None
+    assert (written, [each.text for each in told]) == ([tokenizer], ["seen"])
