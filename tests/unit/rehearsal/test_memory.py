@@ -232,8 +232,8 @@ def test_a_start_that_measured_nothing(shipped):
 
 # Kimi-K2.6, which has K2.5's tensors, on eight RTX PRO 6000 with TP8 and FP8 (github.com/local-inference-lab/rtx6kpro,
 # models/kimi-k26-v2.md to -v8.md, and kimi-k25.md for the last). The drafter is festr2/kimi-k2.6-eagle3-mla-fp8, and
-# their vLLM left CUDA graphs out of its share, by a setting or as its V2 runner did in 0.25.1; so does enforce-eager
-# here (https://github.com/vllm-project/vllm/issues/49224).
+# their vLLM left CUDA graphs out of its share, by a setting or as its V2 runner did in 0.25.1 (https://github.com/vllm-project/vllm/issues/49224).
+# So does enforce-eager here, and with it the compiling, which a start with a filled cache has not.
 PUBLISHED = ["m", "--tensor-parallel-size", "8", "--kv-cache-dtype", "fp8", "--max-num-batched-tokens", "8192",
              "--max-model-len", "262144", "--max-num-seqs", "128", "--enforce-eager"]  # fmt: skip
 
