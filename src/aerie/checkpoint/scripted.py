@@ -9,10 +9,10 @@ Each token has a code, a row of +1 and -1; codes of different tokens are nearly 
   head        its row of a token is the code of the token before, in the one order after the other
 
 So the last token alone decides the next, by way of the first layer's KV cache and the last layer's experts: without
-either, or with nonsense from them, another text is said. The other layers' faults are seen if they write more than these
-do, as NaN is. Where the last token occurred before in the context, all its positions count alike: wrong values there are
-seen, too, though not that a position is missed. The margin is one that neither BF16 nor INT4 closes, at any depth: the
-more weak layers there are, the less each writes. Vision writes noise, and so do a drafter's own layers.
+either, or with nonsense from them, another text is said. A fault of another layer is seen if it writes more than these
+do, as NaN is. Where the last token occurred before in the context, all its positions count alike: wrong values there
+are seen, too, though not that a position is missed. The margin is one that neither BF16 nor INT4 closes, at any depth:
+the more weak layers there are, the less each writes. Vision writes noise, and so do a drafter's own layers.
 
 A drafter's fc hands on one auxiliary state, in which the first attention has written the code of the token before last,
 and its head looks two tokens ahead. So the first token of each draft is accepted and the further ones, which would have
