@@ -30,15 +30,14 @@ def main() -> None:
         said.append(line)
         if ENGINE_IS_THERE in line:
             break
-    during = sorted(path.name for path in CACHE.glob("rehearsal-*"))
-    engine = len(processes())
+    folders, engine = [path.parent for path in CACHE.glob("*/engine.log")], len(processes())
     began = time.monotonic()
     process.send_signal(signal.SIGINT)
     said += process.stdout
     code = process.wait()
     told = {"code": code, "seconds": time.monotonic() - began, "report": json.loads(REPORT.read_text()), "said": said}
-    left = {"processes": processes(), "folders": sorted(path.name for path in CACHE.glob("rehearsal-*"))}
-    print(json.dumps(told | {"during": {"processes": engine, "folders": during}, "left": left}))
+    left = {"processes": processes(), "folders": [folder.name for folder in folders if folder.exists()]}
+    print(json.dumps(told | {"during": {"processes": engine, "folders": len(folders)}, "left": left}))
 
 
 def processes() -> list[str]:

@@ -74,6 +74,6 @@ def test_interrupted_it_leaves_nothing_behind(in_image, options, published, pair
     assert "The rehearsal was interrupted after" in "".join(told["said"])
     assert "Traceback" not in "".join(told["said"])
     assert told["during"]["processes"] > 3
-    assert len(told["during"]["folders"]) == 1
+    assert told["during"]["folders"] == 1
     assert told["left"] == {"processes": [], "folders": []}
     print(f"ended {told['seconds']:.1f} s after the signal")
