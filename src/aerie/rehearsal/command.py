@@ -17,7 +17,7 @@ from typing import NoReturn
 from aerie.gate.words import clock
 from aerie.rehearsal import dynamic, kernels, software
 from aerie.rehearsal.beside import low_priority, room_beside
-from aerie.rehearsal.findings import Verdict, failed
+from aerie.rehearsal.findings import Verdict, failed, warned
 from aerie.rehearsal.remembered import Remembered, digest_of
 from aerie.rehearsal.report import Report, Told, end_of, lines_of
 from aerie.rehearsal.static.checks import static_checks
@@ -26,6 +26,8 @@ from aerie.rehearsal.subject import Subject, UnreadableError, read_subject
 from aerie.rehearsal.work_folder import work_folder
 
 _TERMINATED = 128 + signal.SIGTERM
+_NEEDED = frozenset({"target config", "drafter config"})
+"""Checks without whose pass nothing else can be looked at: they cannot be accepted."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,12 @@ class Options:
         return "static" if self.static else "beside" if self.beside else "full"
 
     @property
+    def files(self) -> list[tuple[str, Path]]:
+        """The files to write, with their options."""
+        report = [("--json", Path(self.json))] if self.json and self.json != "-" else []
+        return report + ([("--junit", self.junit)] if self.junit else [])
+
+    @property
     def asked(self) -> list[str]:
         """All of them but the kind that decide what a pass is worth."""
         return ["with weights" if self.weights else "without weights", *sorted(self.accept)]
@@ -71,8 +79,8 @@ def rehearse(options: Options) -> int:
     try:
         rehearsal.run()
     finally:
-        rehearsal.write()  # also of one that was interrupted: what it had found is not lost
-    return 1 if rehearsal.report.verdict == "failed" else 0
+        is_written = rehearsal.write()  # also of one that was interrupted: what it had found is not lost
+    return 1 if rehearsal.report.verdict == "failed" or not is_written else 0
 
 
 def _check(options: Options) -> None:
@@ -86,12 +94,11 @@ def _check(options: Options) -> None:
         by_name(options.chip, options.count) if options.chip else None
     except ValueError as error:
         raise UsageError(f"--chip {options.chip}: {error}") from None
-    for option, file in (
-        ("--json", options.json and options.json != "-" and Path(options.json)),
-        ("--junit", options.junit),
-    ):
-        if file and not file.absolute().parent.is_dir():
-            raise UsageError(f"{option} {file}: {file.absolute().parent} is no directory")
+    for option, file in options.files:
+        try:
+            file.open("a").close()
+        except OSError as error:
+            raise UsageError(f"{option} {file} cannot be written: {error.strerror}") from None
     if options.work_dir:
         try:
             options.work_dir.mkdir(parents=True, exist_ok=True)
@@ -124,27 +131,33 @@ class _Rehearsal:
                 self.report.passed_before = self._remembered.passed_at(self.report.kind, digest)
             if subject and not self.report.passed_before:
                 for finding in chain(software.findings(subject.setup), static_checks(subject)):
-                    self._tell(Told("static", finding))
+                    self._tell(Told("static", finding), is_acceptable=finding.check not in _NEEDED)
         if subject and not self.report.passed_before:
             self._beyond(subject, machine)
+            self._unknown()
         self.report.is_complete = True
         is_news = self.report.verdict == "passed" and not self.report.passed_before
         if digest and is_news and self._options.cache_dir.is_dir():
             self._remembered.keep(self.report.kind, digest)
 
-    def write(self) -> None:
-        """Print the end of the report, and write its files."""
+    def write(self) -> bool:
+        """Write the report's files, and print its end; return whether all could be written."""
         self.report.seconds = time.monotonic() - self._began
-        if self.report.diagnosis:
-            self._print(f"\n{self.report.diagnosis.get('text', '')}")
-        self._print("", *end_of(self.report))
         content = json.dumps(self.report.to_json(), indent=1, default=str) + "\n"
         if self._options.json == "-":
             sys.stdout.write(content)
-        elif self._options.json:
-            Path(self._options.json).write_text(content, encoding="utf-8")
-        if self._options.junit:
-            self._options.junit.write_text(self.report.to_junit(), encoding="utf-8")
+        written = True
+        for option, file in self._options.files:
+            try:
+                text = content if option == "--json" else self.report.to_junit()
+                file.write_text(text, encoding="utf-8")
+            except OSError as error:
+                print(f"aerie rehearse: {option} {file} cannot be written: {error.strerror}", file=sys.stderr)
+                written = False
+        if self.report.diagnosis:
+            self._print("", *str(self.report.diagnosis.get("text", "")).splitlines())
+        self._print("", *end_of(self.report))
+        return written
 
     @property
     def _remembered(self) -> Remembered:
@@ -156,7 +169,7 @@ class _Rehearsal:
         try:
             subject = read_subject(options.words, options.target, options.drafter, hardware, weights=options.weights)
         except UnreadableError as error:
-            self._tell(Told("static", error.finding))
+            self._tell(Told("static", error.finding), is_acceptable=False)
             return None
         self.report.target = str(subject.setup.target.directory)
         drafter = subject.setup.drafter
@@ -164,11 +177,10 @@ class _Rehearsal:
         return subject
 
     def _digest(self, subject: Subject) -> str | None:
+        """Return None where a file cannot be read: then nothing says that it is as it was."""
         try:
             return digest_of(subject, self._options.asked, identity(), os.environ)
-        except OSError as error:
-            text = f"{error.filename} cannot be read: {error.strerror}"
-            self._tell(Told("static", failed("target files", text, "it must be readable by this user")))
+        except OSError:
             return None
 
     def _beyond(self, subject: Subject, machine: Hardware) -> None:
@@ -179,10 +191,6 @@ class _Rehearsal:
         if self._options.static:
             self.report.not_proven = ["all that an engine shows: only the static checks were asked for"]
             return
-        self._heading("Kernels")
-        began = time.monotonic()
-        self._tell(Told("kernels", kernels.compile_decode(subject.setup), time.monotonic() - began))
-        self._heading(f"Engine: the whole start-up with a shrunken pair, on {machine.name}")
         if self._options.beside:
             low_priority()
             if no_room := room_beside(machine):
@@ -190,8 +198,13 @@ class _Rehearsal:
                 self.report.kind = "static"
                 self.report.not_proven = ["all that an engine shows: there is no room for one beside the service"]
                 return
+        self._heading("Kernels")
+        began = time.monotonic()
+        self._tell(Told("kernels", kernels.compile_decode(subject.setup), time.monotonic() - began))
         if self.report.verdict == "failed":
+            self.report.not_proven = ["all that an engine shows: the kernels do not fit, so none was started"]
             return
+        self._heading(f"Engine: the whole start-up with a shrunken pair, on {machine.name}")
         try:
             with work_folder(self._options.work_dir, self._options.cache_dir) as folder:
                 dynamic.rehearse_engine(
@@ -201,12 +214,19 @@ class _Rehearsal:
             text = f"{error.filename or 'the work directory'}: {error.strerror}"
             self._tell(Told(dynamic.SECTION, failed("work directory", text, "make room, or name another: --work-dir")))
 
-    def _tell(self, told: Told) -> None:
-        if told.finding.verdict is Verdict.FAILED and told.finding.check in self._options.accept:
-            accepted = f"{told.finding.text} (accepted with --accept)"
-            told = replace(told, finding=replace(told.finding, verdict=Verdict.WARNED, text=accepted))
+    def _tell(self, told: Told, *, is_acceptable: bool = True) -> None:
+        finding = told.finding
+        if is_acceptable and finding.verdict is Verdict.FAILED and finding.check in self._options.accept:
+            accepted = replace(finding, verdict=Verdict.WARNED, text=f"{finding.text} (accepted with --accept)")
+            told = replace(told, finding=accepted)
         self.report.told.append(told)
         self._print(*lines_of(told))
+
+    def _unknown(self) -> None:
+        """Tell of what is to be accepted and was not looked at, maybe for its name."""
+        for check in sorted(set(self._options.accept) - {each.finding.check for each in self.report.told}):
+            text = f"no check of this rehearsal is called {check!r}"
+            self._tell(Told("static", warned("--accept", text, "give the name that stands in the report")))
 
     def _say(self, progress: str) -> None:
         self._print(f"  .... {clock(time.monotonic() - self._began):>5} {progress}")
@@ -215,8 +235,11 @@ class _Rehearsal:
         self._print(text)
 
     def _print(self, *lines: str) -> None:
-        for line in lines:
-            print(line, file=self._out, flush=True)
+        try:
+            for line in lines:
+                print(line, file=self._out, flush=True)
+        except OSError:  # nobody reads on, or the disk is full: the rehearsal goes on for its report and exit code
+            self._out = open(os.devnull, "w", encoding="utf-8")  # noqa: PTH123, SIM115 - until this process ends
 
 
 @contextmanager

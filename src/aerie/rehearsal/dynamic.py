@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from aerie.checkpoint.config import read_target
+from aerie.checkpoint.config import ConfigError, read_target
 from aerie.checkpoint.shrink import Profile
 from aerie.engine_arguments import read_arguments
 from aerie.gate.judge import Judgement
@@ -68,7 +68,7 @@ def rehearse_engine(
 ) -> None:
     """Tell what each step comes to; `say` gets a line of progress. Overrides and changes go to the report."""
     profile = Profile.GPU if machine.chip else Profile.CPU
-    report.profile, report.not_proven = profile, NOT_PROVEN[profile]
+    report.profile, report.not_proven = profile, ["all that an engine shows: it did not get that far"]
     began = time.monotonic()
     say("writing the shrunken pair")
     pair = _write(subject, folder, profile, lambda finding: tell(Told(SECTION, finding, time.monotonic() - began)))
@@ -95,6 +95,7 @@ def rehearse_engine(
             longest = settings.longest if settings.longest and settings.longest > 0 else subject.setup.target.positions
             pictures = subject.setup.target.is_multimodal and not settings.flag("language-model-only")
             service = Service(engine.url, engine.key, pair, settings, longest, profile, pictures)
+            report.not_proven = NOT_PROVEN[profile]
             for told in _ask(engine, service, say):
                 tell(told)
         report.diagnosis = engine.diagnosis()
@@ -110,10 +111,14 @@ def _write(subject: Subject, folder: Path, profile: Profile, tell: Callable[[Fin
     stages, named = setup.settings.pipeline_parallel, setup.settings.text("tokenizer")
     try:
         pair = write_pair(
-            folder, setup.target, setup.drafter, present, profile, stages, tokenizer=Path(named) if named else None
-        )
+            folder, setup.target, setup.drafter, present, profile, stages, Path(named) if named else None,
+            trusted=bool(setup.settings.flag("trust-remote-code")),
+        )  # fmt: skip
     except TokenizerError as error:
-        tell(failed("tokenizer", str(error), "fetch the checkpoint's tokenizer files again"))
+        remedy = "fetch the tokenizer's files again; where its code is needed and wanted, set trust-remote-code: true"
+        tell(failed("tokenizer", str(error), remedy))
+    except (ConfigError, ValueError) as error:
+        tell(failed("shrunken pair", str(error), "this pair cannot be shrunken: --static still checks it"))
     except OSError as error:
         text = f"{error.filename or folder} cannot be written: {error.strerror}"
         tell(failed("shrunken pair", text, "make room, or name another place with --work-dir"))
@@ -129,8 +134,12 @@ def _start(engine: Engine, say: Callable[[str], None]) -> Finding:
     judgement: Judgement = engine.wait(say)
     if judgement.verdict is Judged.READY:
         return passed("start", "loaded, profiled, warmed up, and answered its first completion")
-    return _told("start", judgement.diagnosis) or failed(
-        "start", f"the engine did not become ready: {judgement.step}", f"its log ends with:\n{engine.last_words()}"
+    return _told("start", judgement.diagnosis) or Finding(
+        "start",
+        Verdict.FAILED,
+        f"the engine did not become ready: {judgement.step}. Its log ends with",
+        "read the whole of it, which --work-dir keeps",
+        details=tuple(engine.last_words().splitlines()),
     )
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -61,13 +63,15 @@ def write_pair(
     profile: Profile,
     stages: int,
     tokenizer: Path | None = None,
+    *,
+    trusted: bool = False,
 ) -> Pair:
     """Write the pair below `folder`, which is empty or missing; nothing is written to the directories of the real one.
 
     `present` are the names of the drafter's tensors, None where its weights are not there; `tokenizer` is the directory
-    of a tokenizer that is not with the target. Raises TokenizerError where the tokenizer cannot be loaded or is of
-    another model, or where there is none and config.json does not tell enough for one, OSError where a file cannot be
-    read or written.
+    of a tokenizer that is not with the target, whose own code is run only where it is `trusted`. Raises TokenizerError
+    where the tokenizer cannot be loaded or is of another model, or where there is none and config.json does not tell
+    enough for one, OSError where a file cannot be read or written.
     """
     from aerie.checkpoint import scripted  # noqa: PLC0415 - torch takes seconds to import
 
@@ -84,7 +88,7 @@ def write_pair(
             raise TokenizerError(str(error)) from None
         write_tiktoken_form(place, stand_in.vocabulary, stand_in.special_id)
     _link_files(target.directory, place)
-    chain = _chain(tokenizer or place)
+    chain = _chain(tokenizer or place, trusted=trusted or not own)
     try:
         script = Script(shrunken.vocabulary, chain.tokens)
     except ValueError as error:
@@ -116,12 +120,13 @@ def _write_json(path: Path, content: dict[str, Any]) -> None:
     path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
-def _chain(place: Path) -> Chain:
+def _chain(place: Path, *, trusted: bool) -> Chain:
     from transformers import AutoTokenizer, logging  # noqa: PLC0415 - takes seconds to import
 
     logging.set_verbosity_error()  # it warns of a config.json that is vLLM's to read
     try:
-        tokenizer = AutoTokenizer.from_pretrained(place, trust_remote_code=True, local_files_only=True)
+        with contextlib.redirect_stdout(sys.stderr):  # stdout may be the report's
+            tokenizer = AutoTokenizer.from_pretrained(place, trust_remote_code=trusted, local_files_only=True)
     except Exception as error:  # whatever the checkpoint's own code raises
         raise TokenizerError(f"the tokenizer in {place} cannot be loaded: {type(error).__name__}: {error}") from error
 

@@ -1,9 +1,9 @@
 """Which rehearsals have passed: by a digest of all that decides how one ends."""
 
 import hashlib
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,8 @@ from aerie.supervisor.json_file import JsonFile
 
 _FILE = "rehearsals.json"
 _KEPT = 20
-_DECIDING = ("VLLM_", "NCCL_", "CUDA_", "TORCH", "TRITON_", "OMP_", "FLASHINFER_")
-"""How names of environment variables begin that change what an engine does."""
+_ELSEWHERE = frozenset({"HOSTNAME", "PWD", "OLDPWD", "SHLVL", "_", "TERM", "COLUMNS", "LINES"})
+"""Environment variables that differ between two containers or terminals, and that no engine reads."""
 _COVERED_BY = {"full": ("full",), "beside": ("full", "beside"), "static": ("full", "beside", "static")}
 """Which kinds of rehearsal prove all that one of this kind would."""
 _READ = 64 * 2**20
@@ -48,17 +48,57 @@ def digest_of(subject: Subject, asked: Sequence[str], machine: str, environment:
     where a checkpoint's file cannot be read.
     """
     setup = subject.setup
-    deciding = {name: value for name, value in environment.items() if name.startswith(_DECIDING)}
-    parts: list[Any] = [aerie.__version__, patches.summary(), *asked, machine, sorted(deciding.items())]
-    parts += [setup.hardware, list(subject.words), dict(setup.settings.given)]
+    parts: list[Any] = [_software(), patches.summary(), *asked, machine, setup.hardware]
+    parts += [sorted(item for item in environment.items() if item[0] not in _ELSEWHERE)]
+    parts += [subject.words, setup.settings.given]
+    for value in _texts(setup.settings.given):
+        parts += _named(value)
     for model in (setup.target, setup.drafter):
         parts += _files(model.directory) if model else []
-    return hashlib.sha256(json.dumps(parts, default=str).encode()).hexdigest()
+    # As Python writes it: a YAML file may hold what JSON has no form for, and may hold itself.
+    return hashlib.sha256(repr(parts).encode("utf-8", "surrogateescape")).hexdigest()
+
+
+def _software() -> list[str]:
+    """Return all packages with their versions, and what Aerie's own code is: an image does not know its own name."""
+    packages = sorted(f"{each.name} {each.version}" for each in metadata.distributions())
+    own = hashlib.sha256()
+    for path in sorted(Path(aerie.__file__).parent.rglob("*.py")):
+        own.update(path.read_bytes())
+    return [*packages, own.hexdigest()]
+
+
+def _texts(value: Any, depth: int = 3) -> Iterator[str]:
+    """Yield every text among the arguments: some name a file, a template or a parser's code for instance."""
+    match value:
+        case str():
+            yield value
+        case dict() if depth:
+            for each in value.values():
+                yield from _texts(each, depth - 1)
+        case list() if depth:
+            for each in value:
+                yield from _texts(each, depth - 1)
+
+
+def _named(text: str) -> list[Any]:
+    """Return what is in the file or directory that an argument may name."""
+    try:
+        path = Path(text)
+        if path.is_file():
+            return [_file(path)]
+        return [*_files(path)] if path.is_absolute() and path.is_dir() else []
+    except (OSError, ValueError):  # a template as long as a book is an argument, and no path
+        return []
 
 
 def _files(directory: Path) -> Iterator[list[Any]]:
     for path in sorted(directory.iterdir()):
         if path.is_file():
-            seen = path.stat()
-            content = hashlib.sha256(path.read_bytes()).hexdigest() if seen.st_size <= _READ else seen.st_mtime_ns
-            yield [path.name, seen.st_size, content]
+            yield _file(path)
+
+
+def _file(path: Path) -> list[Any]:
+    seen = path.stat()
+    content = hashlib.sha256(path.read_bytes()).hexdigest() if seen.st_size <= _READ else seen.st_mtime_ns
+    return [path.name, seen.st_size, content]

@@ -146,7 +146,7 @@ def _wrapped(text: str, first: str, others: str) -> list[str]:
     for line in text.split("\n"):
         indent = others if lines else first
         lines += textwrap.wrap(
-            plain(line), _WIDTH, initial_indent=indent, subsequent_indent=others, break_long_words=False,
+            _legible(line), _WIDTH, initial_indent=indent, subsequent_indent=others, break_long_words=False,
             break_on_hyphens=False,
         )  # fmt: skip
     return lines
@@ -157,13 +157,16 @@ def _add_case(suite: ET.Element, told: Told) -> None:
     case = ET.SubElement(
         suite, "testcase", classname=f"rehearsal.{told.section}", name=finding.check, time=f"{told.seconds or 0:.1f}"
     )
-    text = plain(finding.text)
+    text, *more = (_legible(each) for each in (finding.text, *finding.details, finding.remedy, finding.source) if each)
     match finding.verdict:
         case Verdict.FAILED:
-            failure = ET.SubElement(case, "failure", message=text)
-            failure.text = "\n".join(filter(None, (finding.remedy, finding.source)))
+            ET.SubElement(case, "failure", message=text).text = "\n".join(more)
         case Verdict.SKIPPED:
             ET.SubElement(case, "skipped", message=text)
         case _:
-            remedy = f" ({finding.remedy})" if finding.remedy else ""
-            ET.SubElement(case, "system-out").text = f"{finding.verdict}: {text}{remedy}"
+            ET.SubElement(case, "system-out").text = "\n".join([f"{finding.verdict}: {text}", *more])
+
+
+def _legible(text: str) -> str:
+    """Return one line of what any terminal and any XML reader take, whatever a log or a file's name has in it."""
+    return plain(text).encode("utf-8", "backslashreplace").decode()

@@ -98,12 +98,13 @@ def _tool_call(service: Service) -> Iterator[Finding]:
             for call in choice["delta"].get("tool_calls") or ():
                 name += call["function"].get("name") or ""
                 arguments += call["function"].get("arguments") or ""
-    if (name, arguments.strip()) == (function, "{}"):
-        yield passed(check, f"{function}({{}}) in {events} events of a stream, which ended with {ended}")
+    if (name, arguments.strip(), ended) == (function, "{}", "tool_calls"):
+        yield passed(check, f"{function}({{}}) in {events} events of a stream")
     else:
         yield failed(
             check,
-            f"tool-call-parser {parser} made {name!r} with {arguments!r} of a call of {function!r} with {{}}",
+            f"tool-call-parser {parser} made {name!r} with {arguments!r}, which ended with {ended}, of a call of "
+            f"{function!r} with {{}}",
             "set the parser of the model's own family: tool-call-parser: kimi_k2",
         )
 

@@ -71,18 +71,21 @@ def test_one_that_goes_on_is_asked_further(ask, ends, healthy):
     assert [each.check for each in ask(Engine(ends=ends), Service(healthy=healthy))] == ["text", "picture"]
 
 
+@pytest.mark.parametrize("trusted", [False, True])
 @pytest.mark.parametrize("tokenizer", [None, Path("/k/tokenizer")])
-def test_the_pair_has_the_tokenizer_of_the_arguments(monkeypatch, tokenizer):
-    given = {} if tokenizer is None else {"tokenizer": str(tokenizer)}
+def test_the_pair_has_the_tokenizer_of_the_arguments_and_its_code_only_where_that_is_allowed(
+    monkeypatch, tokenizer, trusted
+):
+    given = {"trust-remote-code": trusted} | ({} if tokenizer is None else {"tokenizer": str(tokenizer)})
     settings = settings_from(given, Hardware("CPU", None, GIB, 0, 1))
     subject = SimpleNamespace(setup=SimpleNamespace(settings=settings, target=None, drafter=None), drafter_weights=None)
     written = []
 
-    def write(*_others, tokenizer):
-        written.append(tokenizer)
+    def write(*others, trusted):
+        written.append((others[-1], trusted))
         raise TokenizerError("seen")
 
     monkeypatch.setattr(dynamic, "write_pair", write)
     told = []
     assert dynamic._write(subject, Path("/w"), Profile.CPU, told.append) is None
-    assert (written, [each.text for each in told]) == ([tokenizer], ["seen"])
+    assert (written, [each.text for each in told]) == ([(tokenizer, trusted)], ["seen"])

@@ -84,6 +84,20 @@ def test_accepted(rehearse, pair, mla_drafter):
     assert found["text"].endswith("(accepted with --accept)")
 
 
+def test_what_cannot_be_read_cannot_be_accepted(rehearse, pair, kimi, tmp_path):
+    (kimi.directory / "config.json").write_text("{")
+    assert rehearse(*pair, *PLAN, *UNPROVEN_HERE, "--accept", "target config")[0] == 1
+    (tmp_path / "serve.yaml").write_text("max-num-seqs: [")
+    assert rehearse("--config", tmp_path / "serve.yaml", "--static", "--accept", "arguments")[0] == 1
+
+
+def test_a_name_that_no_check_has(rehearse, pair):
+    code, report, _ = rehearse(*pair, *PLAN, *UNPROVEN_HERE, "--accept", "no such check")
+    assert code == 0
+    (found,) = [each for each in report["findings"] if each["check"] == "--accept"]
+    assert (found["verdict"], found["text"]) == ("warned", "no check of this rehearsal is called 'no such check'")
+
+
 def test_a_target_that_is_not_there(rehearse, mla_drafter):
     code, report, _ = rehearse("--target", "/data/nowhere", "--drafter", mla_drafter.directory, "--static")
     assert code == 1
@@ -128,8 +142,9 @@ def test_without_a_model(rehearse, tmp_path):
         (("--target", "x", "--chip", "sm_10"), "--chip sm_10"),
         (
             ("--target", "x", "--junit", "/nowhere/at/all.xml"),
-            "--junit /nowhere/at/all.xml: /nowhere/at is no directory",
+            "--junit /nowhere/at/all.xml cannot be written: No such file or directory",
         ),
+        (("--target", "x", "--junit", "/proc"), "--junit /proc cannot be written: Is a directory"),
         (("--target", "x", "--work-dir", "/proc/x"), "--work-dir /proc/x cannot be used"),
         (("--target", "x", "--work-dir", "."), "is not empty"),
     ],
@@ -145,6 +160,25 @@ def test_other_commands_take_no_arguments_of_the_engine(capsys):
         main(["status", "--", "--port", "8000"])
     assert ended.value.code == 2
     assert "only `aerie serve` and `aerie rehearse` take arguments after `--`" in capsys.readouterr().err
+
+
+def test_nobody_reads_on(pair, tmp_path):
+    words = ["rehearse", *map(str, pair), *PLAN, *UNPROVEN_HERE, "--cache-dir", str(tmp_path)]
+    program = (
+        f"import sys; from aerie.cli import main; sys.exit(main({[*words, '--json', str(tmp_path / 'r.json')]!r}))"
+    )
+    read, written = os.pipe()
+    os.close(read)
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        check=False,
+        stdout=written,
+        stderr=subprocess.PIPE,
+        env=os.environ | {"PYTHONPATH": "src"},
+    )
+    os.close(written)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert json.loads((tmp_path / "r.json").read_text())["verdict"] == "passed"
 
 
 def test_files(rehearse, pair, tmp_path):
@@ -166,6 +200,20 @@ def test_what_passed_is_not_done_again(rehearse, pair):
     assert "Nothing has changed since the rehearsal that passed at" in said
     assert rehearse(*words, engine=["--max-num-seqs", "64"])[1]["ran"] is True
     assert rehearse(*pair, *PLAN, *UNPROVEN_HERE)[1]["ran"] is True
+
+
+def test_with_a_file_that_cannot_be_read_nothing_is_known_to_be_as_it_was(rehearse, pair, kimi, monkeypatch):
+    (kimi.directory / "notes.txt").touch()
+    read = Path.read_bytes
+
+    def refuse(path):
+        if path.name == "notes.txt":
+            raise PermissionError(13, "Permission denied", str(path))
+        return read(path)
+
+    monkeypatch.setattr(Path, "read_bytes", refuse)
+    words = (*pair, *PLAN, *UNPROVEN_HERE, "--if-changed")
+    assert [rehearse(*words)[1]["ran"] for _ in range(2)] == [True, True]
 
 
 def test_what_failed_is_done_again(rehearse, pair, mla_drafter):

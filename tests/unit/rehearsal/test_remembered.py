@@ -31,6 +31,7 @@ def test_the_same_has_the_same(digest):
         {"machine": "7 x RTX"},
         {"environment": {"VLLM_USE_V2_MODEL_RUNNER": "1"}},
         {"environment": {"NCCL_P2P_DISABLE": "1"}},
+        {"environment": {"PYTORCH_CUDA_ALLOC_CONF": "x"}},
     ],
 )
 def test_what_decides_changes_it(digest, other):
@@ -51,6 +52,26 @@ def test_the_configuration_file_s_content(digest, tmp_path):
     before = digest("--config", str(file))
     file.write_text("max-num-seqs: 32\n")
     assert digest("--config", str(file)) != before
+
+
+def test_a_file_that_an_argument_names(digest, tmp_path):
+    template = tmp_path / "chat.jinja"
+    template.write_text("{{ messages }}")
+    before = digest("--chat-template", str(template))
+    template.write_text("{% broken")
+    assert digest("--chat-template", str(template)) != before
+
+
+def test_the_directory_of_another_tokenizer(digest, tmp_path):
+    before = digest("--tokenizer", str(tmp_path))
+    (tmp_path / "tiktoken.model").write_text("AA== 0")
+    assert digest("--tokenizer", str(tmp_path)) != before
+
+
+def test_arguments_in_no_form_that_json_has(digest, tmp_path):
+    file = tmp_path / "serve.yaml"
+    file.write_text("additional-config: &it\n  itself: *it\n  2026-11-30: {2026-11-30: x}\n")
+    assert digest("--config", str(file)) == digest("--config", str(file))
 
 
 def test_the_models_files(digest, kimi, mla_drafter):

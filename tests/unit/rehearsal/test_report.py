@@ -83,7 +83,7 @@ def test_junit(report):
     assert (failure.get("message"), failure.text) == ("token 3 of 9 is 7, and 8 was to be", "read the log")
     case = root.find(".//testcase[@name='CUDA graphs']/system-out")
     assert case is not None
-    assert case.text == "warned: a full batch has none (set max-num-seqs to 128)"
+    assert case.text == "warned: a full batch has none\nset max-num-seqs to 128\ncudagraph_utils.py"
 
 
 def test_a_finding_in_lines(report):
@@ -99,7 +99,7 @@ def test_a_finding_in_lines(report):
 
 
 def test_control_characters_reach_no_terminal_and_no_xml(report):
-    report.told = [Told("engine", failed("start", "\x1b[31mboom\x00", "look"))]
+    report.told = [Told("engine", failed("start", "\x1b[31mboom\x00", "\x1b[0mlook \udcff"))]
     assert "\x1b" not in "".join(lines_of(report.told[0]))
     root = ET.fromstring(report.to_junit())  # noqa: S314 - our own
     assert root.find(".//failure") is not None

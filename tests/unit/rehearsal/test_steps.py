@@ -37,6 +37,7 @@ class Wrong:
     answer: str = " Every part of"
     function: str = "go"
     arguments: tuple[str, ...] = ("{", "}")
+    ended: str = "tool_calls"
     drafts: int = 12
     accepted: tuple[int, ...] = (12, 0, 0)
     rank: int = 1
@@ -122,7 +123,7 @@ class _Api(BaseHTTPRequestHandler):
             *({"tool_calls": [{"function": call}]} for call in calls),
         ]
         events = [{"choices": [{"delta": delta, "finish_reason": None}]} for delta in deltas]
-        return [*events, {"choices": [{"delta": {}, "finish_reason": "tool_calls"}]}, {"choices": []}]
+        return [*events, {"choices": [{"delta": {}, "finish_reason": self.wrong.ended}]}, {"choices": []}]
 
     def _send(self, text: str, status: int = 200) -> None:
         data = text.encode()
@@ -217,8 +218,9 @@ def test_nobody_answers(service):
     [
         ("text", {"thought": "", "answer": "Ready Every part"}, "reasoning-parser kimi_k2 made the thought ''"),
         ("picture", {"picture_tokens": 0}, "a picture added no token to the prompt"),
-        ("tool call", {"function": ""}, "tool-call-parser kimi_k2 made '' with '{}' of a call of 'go' with {}"),
-        ("tool call", {"arguments": ('{"x',)}, "tool-call-parser kimi_k2 made 'go' with '{\"x' of a call"),
+        ("tool call", {"function": ""}, "tool-call-parser kimi_k2 made '' with '{}', which ended with tool_calls, of"),
+        ("tool call", {"arguments": ('{"x',)}, "tool-call-parser kimi_k2 made 'go' with '{\"x', which"),
+        ("tool call", {"ended": "stop"}, "tool-call-parser kimi_k2 made 'go' with '{}', which ended with stop"),
         ("speculation", {"drafts": 0, "accepted": (0, 0, 0)}, "nothing was drafted for 48 tokens"),
         ("speculation", {"accepted": (1, 0, 0)}, "of 12 drafts the target accepted 1, 0, 0 tokens by position"),
         ("speculation", {"accepted": (12, 3, 0)}, "of 12 drafts the target accepted 12, 3, 0 tokens by position"),
