@@ -128,7 +128,8 @@ def _chain(place: Path, *, trusted: bool) -> Chain:
         with contextlib.redirect_stdout(sys.stderr):  # stdout may be the report's
             tokenizer = AutoTokenizer.from_pretrained(place, trust_remote_code=trusted, local_files_only=True)
     except Exception as error:  # whatever the checkpoint's own code raises
-        raise TokenizerError(f"the tokenizer in {place} cannot be loaded: {type(error).__name__}: {error}") from error
+        why = str(error).partition("\n")[0]
+        raise TokenizerError(f"the tokenizer in {place} cannot be loaded: {type(error).__name__}: {why}") from error
 
     def special(name: str) -> int | None:
         token = tokenizer.convert_tokens_to_ids(name)

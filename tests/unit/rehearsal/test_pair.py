@@ -136,7 +136,16 @@ def test_tokenizers_that_do_not_work(tiny, tmp_path):
     with pytest.raises(TokenizerError, match=r"the tokenizer in .* cannot be loaded"):
         shrunken(tmp_path / "pair", target, tiny / "drafter-mla")
     with pytest.raises(TokenizerError, match=r"is not this model's: token \d+ is not in a vocabulary of"):
-        shrunken(tmp_path / "other", tiny / "target", tiny / "drafter-mla", tokenizer=kimi_tokenizer(tmp_path))
+        shrunken(
+            tmp_path / "other", tiny / "target", tiny / "drafter-mla", tokenizer=kimi_tokenizer(tmp_path), trusted=True
+        )
+
+
+def test_a_tokenizer_s_code_runs_only_where_it_is_trusted(tiny, tmp_path):
+    tokenizer = kimi_tokenizer(tmp_path)
+    with pytest.raises(TokenizerError, match="contains custom code which must be executed") as refused:
+        shrunken(tmp_path / "pair", tiny / "target", tiny / "drafter-mla", tokenizer=tokenizer)
+    assert "\n" not in str(refused.value)
 
 
 def kimi_tokenizer(tmp_path):
