@@ -75,7 +75,7 @@ def read(arguments: Sequence[str], environment: Mapping[str, str]) -> EngineArgu
         port=port,
         model=model,
         served_name=_text(names[0] if isinstance(names, list) else names),
-        drafter=_drafter(settings.get("speculative-config")),
+        drafter=_drafter(settings.get("speculative-config")) or _text(settings.get("spec-model")) or None,
         shutdown_timeout=settings.get("shutdown-timeout"),
         step_tokens=_step_tokens(settings.get("max-num-batched-tokens")),
     )

@@ -242,3 +242,12 @@ def test_a_path_that_is_too_long_is_told(tmp_path):
 
 def test_a_repositorys_name_is_left_to_vllm():
     check_paths(read(["moonshotai/Kimi-K2.5"], {}))
+
+
+def test_a_drafter_that_a_file_names_in_json(tmp_path):
+    file = config(tmp_path, """model: m\nspeculative-config: '{"method": "eagle3", "model": "/d"}'\n""")
+    assert read(["--config", file], {}).drafter == "/d"
+
+
+def test_a_drafter_by_the_short_way():
+    assert read(["m", "--spec-method", "eagle3", "--spec-model", "/d"], {}).drafter == "/d"
