@@ -21,6 +21,11 @@ _SHORT = {
     "dpp": "data-parallel-rpc-port", "dpb": "data-parallel-backend", "dph": "data-parallel-hybrid-lb",
     "dpe": "data-parallel-external-lb", "dpm": "data-parallel-multi-port-external-lb",
 }  # fmt: skip
+_THEMSELVES = frozenset({
+    "chat-template", "config", "data-parallel-size", "grpc", "kv-cache-dtype", "kv-cache-metrics",
+    "long-prefill-token-threshold", "model", "numa-bind", "quantization", "reasoning-parser", "tokenizer", "watermark",
+})  # fmt: skip
+"""Options with whose names others begin, too; they are never meant for those."""
 _SAME = {"device-memory-utilization": "gpu-memory-utilization"}
 _ENDINGS = (".yaml", ".yml")
 
@@ -197,7 +202,9 @@ def _is_number(argument: str) -> bool:
 
 
 def _is_beginning(given: str, option: str) -> bool:
-    return given == option or (len(given) >= _SHORTEST and option.startswith(given))
+    return given == option or (
+        len(given) >= _SHORTEST and given.removeprefix("--") not in _THEMSELVES and option.startswith(given)
+    )
 
 
 def _fault(value: Any) -> str | None:

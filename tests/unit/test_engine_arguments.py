@@ -189,3 +189,9 @@ def test_keys_of_a_file_are_spelled_as_freely():
         assert is_one_of(key, ["speculative-config"])
     assert not is_one_of("sc", ["speculative-config"])
     assert not is_one_of("quantization-config", ["quantization"])
+    assert not is_one_of("quantization", ["quantization-config"])
+
+
+def test_a_name_that_is_whole_is_no_beginning_of_another():
+    assert spelled("model-loader-extra-config", {"model": "m"}) is None
+    assert without(["m", "-q", "awq"], ["quantization-config"]) == ["m", "-q", "awq"]

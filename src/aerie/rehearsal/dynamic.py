@@ -79,7 +79,7 @@ def rehearse_engine(
         subject.setup.settings, pair.drafter, free_port(), subject.setup.longest, profile, machine if beside else None
     )
     report.overrides = list(changed)
-    words = engine_words(subject.words, pair.target, report.overrides)
+    words = engine_words(subject.words, pair.target, report.overrides, folder)
     environment = {**(_CPU_ENVIRONMENT if profile is Profile.CPU else {}), **os.environ}
     with Engine(words, folder, environment) as engine:
         began = time.monotonic()

@@ -1,15 +1,19 @@
-"""What the rehearsal's engine is told over the operator's own arguments, each with the reason. Pure.
+"""What the rehearsal's engine is told in place of the operator's own arguments, each with the reason.
 
-vLLM's parser takes the last of an option that is given twice, so overrides stand at the end.
+What is overridden is taken out of the operator's words and out of a copy of their file: of an option that stays in
+another spelling, vLLM's parser would take that one, or refuse both.
 """
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from aerie.checkpoint.shrink import Profile
+from aerie.engine_arguments import is_one_of, read_command_line, read_config_file, spelled, without
 from aerie.rehearsal.static.hardware import GIB, Hardware
 from aerie.rehearsal.static.settings import Settings
 
@@ -23,14 +27,45 @@ _BESIDE_LONGEST = 8192
 _BESIDE_SEQUENCES = 4
 _BESIDE_STEP = 2048
 
+_ALSO = {"speculative-config": ("spec-method", "spec-model", "spec-tokens")}
+"""Options that say the same as another, or a part of it."""
+_FILE = "serve.yaml"
+
 _CPU = "there is no GPU"
+_ONE_RANK = "there is one rank"
 _BESIDE = "a service has the rest of the memory"
 _ADDRESS = "the service's own is not touched"
+_NOT_SHARDED = "the shrunken pair is written as one part"
+
+_READ_BY_ALL = ("auto", "hf", "safetensors")
+_READ_BY_GPUS = (*_READ_BY_ALL, "fastsafetensors", "runai_streamer", "instanttensor")
+"""Values of load-format that read an ordinary checkpoint, as the shrunken pair is one."""
+_OF_GPUS = (
+    "attention-backend", "attention-config", "kernel-config", "moe-backend", "linear-backend", "quantization",
+    "quantization-config", "kv-cache-dtype-skip-layers", "mm-encoder-attn-backend", "mm-encoder-attn-dtype",
+    "device-ids", "numa-bind", "numa-bind-nodes", "numa-bind-cpus", "enable-cumem-allocator", "cpu-offload-gb",
+    "offload-backend", "kv-offloading-size", "kv-cache-memory-bytes", "num-gpu-blocks-override",
+)  # fmt: skip
+"""What only GPUs have, or their memory and kernels alone; the shrunken pair for a CPU is not quantised, either."""
+_OF_RANKS = (
+    "distributed-executor-backend", "nnodes", "node-rank", "prefill-context-parallel-size",
+    "dcp-kv-cache-interleave-size", "cp-kv-cache-interleave-size", "dcp-comm-backend", "dcp-q-replicate",
+    "data-parallel-rank", "data-parallel-start-rank", "data-parallel-size-local", "data-parallel-backend",
+    "data-parallel-hybrid-lb", "data-parallel-external-lb", "data-parallel-multi-port-external-lb",
+    "enable-expert-parallel", "enable-eplb", "eplb-config", "enable-elastic-ep", "all2all-backend", "enable-dbo",
+)  # fmt: skip
+_OF_SPECULATION = frozenset({
+    "draft_tensor_parallel_size", "kv_cache_dtype", "attention_backend", "moe_backend", "quantization",
+})  # fmt: skip
+_CAPTURED = ("cudagraph-capture-sizes", "max-cudagraph-capture-size")
 
 
 @dataclass(frozen=True)
 class Override:
-    """One argument that is not the operator's: `given` is theirs, None where they left it to vLLM."""
+    """One argument that is not the operator's: `given` is theirs, None where they left it to vLLM.
+
+    `here` is None where it is left out.
+    """
 
     argument: str
     given: Any
@@ -41,6 +76,8 @@ class Override:
     def words(self) -> list[str]:
         """It as vLLM's parser takes it."""
         match self.here:
+            case None:
+                return []
             case bool():
                 return [f"--{self.argument}" if self.here else f"--no-{self.argument}"]
             case dict():
@@ -68,19 +105,47 @@ def overrides(
         yield Override("shutdown-timeout", settings.text("shutdown-timeout"), 10, "nobody waits for answers here")
     if settings.speculation and drafter:
         options = {**settings.speculation.options}
-        yield Override("speculative-config", options, options | {"model": str(drafter)}, "the shrunken drafter")
+        dropped = _OF_SPECULATION & options.keys() if profile is Profile.CPU else set()
+        here = {name: value for name, value in options.items() if name not in dropped} | {"model": str(drafter)}
+        why = f"the shrunken drafter, and {_CPU}" if dropped else "the shrunken drafter"
+        yield Override("speculative-config", options, here, why)
+    readers = _READ_BY_ALL if profile is Profile.CPU else _READ_BY_GPUS
+    if (load_format := settings.text("load-format")) and load_format.lower() not in readers:
+        yield Override("load-format", load_format, None, _CPU if load_format in _READ_BY_GPUS else _NOT_SHARDED)
+        yield from _left_out(settings, ("model-loader-extra-config",), f"it is for {load_format}")
     if profile is Profile.CPU:
         yield from _on_a_cpu(settings, longest)
     elif beside:
         yield from _beside(settings, longest, beside)
 
 
-def engine_words(words: Sequence[str], target: Path, changed: Sequence[Override]) -> list[str]:
-    """Return the words for `vllm serve`: the shrunken target, what the operator gave, and the overrides."""
-    given = list(words)
-    while given and not given[0].startswith("-"):
-        given.pop(0)  # the model's place
+def engine_words(words: Sequence[str], target: Path, changed: Sequence[Override], folder: Path) -> list[str]:
+    """Return the words for `vllm serve`: the shrunken target, what stays of the operator's, and the overrides.
+
+    What stays of a --config file is written to `folder`. Raises ConfigurationError where that cannot be read, OSError
+    where it cannot be written.
+    """
+    dropped = {"model", "config"}
+    for override in changed:
+        dropped |= {override.argument, *_ALSO.get(override.argument, ())}
+    given = without(words, dropped)
+    if file := read_command_line(words).get("config"):
+        given = ["--config", str(_write_config(file, dropped, folder)), *given]
     return [str(target), *given, *(word for override in changed for word in override.words)]
+
+
+def _write_config(file: str, dropped: Collection[str], folder: Path) -> Path:
+    kept = {key: value for key, value in read_config_file(file).items() if not is_one_of(key, dropped)}
+    place = folder / _FILE
+    place.write_text(yaml.safe_dump(kept, sort_keys=False), encoding="utf-8")
+    return place
+
+
+def _left_out(settings: Settings, options: Sequence[str], why: str) -> Iterator[Override]:
+    for option in options:
+        if name := spelled(option, settings.given):
+            given = settings.given[name]
+            yield Override(option, True if given is None else given, None, why)
 
 
 def _on_a_cpu(settings: Settings, longest: int) -> Iterator[Override]:
@@ -91,11 +156,11 @@ def _on_a_cpu(settings: Settings, longest: int) -> Iterator[Override]:
         ("data-parallel-size", settings.data_parallel),
     ):
         if ranks != 1:
-            yield Override(name, ranks, 1, _CPU)
+            yield Override(name, ranks, 1, _ONE_RANK)
     if settings.kv_dtype != "auto":
         yield Override("kv-cache-dtype", settings.kv_dtype, "auto", _CPU)
-    if settings.text("load-format") not in {None, "auto", "safetensors"}:
-        yield Override("load-format", settings.text("load-format"), "auto", _CPU)
+    yield from _left_out(settings, _OF_RANKS, _ONE_RANK)
+    yield from _left_out(settings, _OF_GPUS, _CPU)
     if not settings.eager:
         eager = settings.flag("enforce-eager")
         yield Override("enforce-eager", eager, here=True, why="compiling for a CPU proves nothing")
@@ -119,3 +184,9 @@ def _beside(settings: Settings, longest: int, hardware: Hardware) -> Iterator[Ov
     ):
         if given > here:
             yield Override(name, given, here, _BESIDE)
+    # With a size for the cache of its own, vLLM would not look at its share; graphs are part of that.
+    yield from _left_out(settings, ("kv-cache-memory-bytes", "num-gpu-blocks-override", *_CAPTURED), _BESIDE)
+    captured = {option.replace("-", "_") for option in _CAPTURED}
+    if not captured.isdisjoint(settings.compilation):
+        without_them = {name: value for name, value in settings.compilation.items() if name not in captured}
+        yield Override("compilation-config", dict(settings.compilation), without_them, _BESIDE)

@@ -114,7 +114,7 @@ def end_of(report: Report) -> Iterator[str]:
     if report.overrides:
         yield "Told differently to this engine"
         for override in report.overrides:
-            yield from _item(f"{override.argument}: {override.here}, {_given(override)}; {override.why}")
+            yield from _item(f"{override.argument}: {_here(override)}, {_given(override)}; {override.why}")
     if report.changes:
         yield "Smaller than the real pair"
         for change in report.changes:
@@ -130,6 +130,10 @@ def end_of(report: Report) -> Iterator[str]:
     else:
         ended = {"failed": "FAILED", "interrupted": "was interrupted"}.get(report.verdict, report.verdict)
         yield f"The rehearsal {ended} after {report.seconds:.0f} s" + (f": {numbers}" if numbers else "")
+
+
+def _here(override: Override) -> str:
+    return "left out" if override.here is None else str(override.here)
 
 
 def _given(override: Override) -> str:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
+import yaml
 
 from aerie.checkpoint.shrink import Profile
 from aerie.engine_arguments import read_arguments
@@ -60,20 +62,91 @@ def test_beside_a_service_it_takes_less_than_is_to_be_free():
     assert found["max-model-len"] == (98304, 8192)
 
 
-@pytest.mark.parametrize("model", [[], ["/data/models/Kimi-K2.5"]])
-def test_words(model):
+@pytest.mark.parametrize(
+    ("words", "option"),
+    [
+        (["--attention-backend", "TRITON_MLA"], "attention-backend"),
+        (["-ac.backend", "TRITON_MLA"], "attention-config"),
+        (["--moe-backend", "marlin"], "moe-backend"),
+        (["--quantization", "compressed-tensors"], "quantization"),
+        (["-q", "compressed-tensors"], "quantization"),
+        (["--load-format", "fastsafetensors"], "load-format"),
+        (["--distributed-executor-backend", "ray"], "distributed-executor-backend"),
+        (["-n", "2", "-r", "1"], "nnodes"),
+        (["-n", "2", "-r", "1"], "node-rank"),
+        (["--prefill-context-parallel-size", "2"], "prefill-context-parallel-size"),
+        (["--dcp-kv-cache-interleave-size", "64"], "dcp-kv-cache-interleave-size"),
+        (["--enable-expert-parallel"], "enable-expert-parallel"),
+    ],
+)
+def test_what_a_cpu_cannot_take_is_left_out(words, option):
+    assert changed(Profile.CPU, "--config", str(CONFIG), *words)[option][1] is None
+    assert changed(Profile.GPU, "--config", str(CONFIG), *words).keys() == {"host", "port", "speculative-config"}
+
+
+def test_a_drafter_on_a_cpu_is_on_that_rank_alone():
+    given = {"method": "eagle3", "model": "/d", "draft_tensor_parallel_size": 8, "kv_cache_dtype": "fp8"}
+    words = ["m", "--speculative-config", json.dumps(given)]
+    assert changed(Profile.CPU, *words)["speculative-config"] == (given, {"method": "eagle3", "model": "/w/drafter"})
+    assert changed(Profile.GPU, *words)["speculative-config"][1] == given | {"model": "/w/drafter"}
+
+
+def test_the_shrunken_pair_is_one_part_on_gpus_too():
+    words = ["m", "--load-format", "sharded_state", "--model-loader-extra-config", "{}"]
+    found = changed(Profile.GPU, *words)
+    assert found["load-format"] == ("sharded_state", None)
+    assert found["model-loader-extra-config"] == ({}, None)
+    assert "model-loader-extra-config" not in changed(Profile.GPU, "m", "--load-format", "sharded_state")
+
+
+def test_beside_a_service_no_size_is_asked_for():
+    sizes = {"cudagraph_capture_sizes": [1, 512], "cudagraph_mode": "FULL"}
+    found = changed(
+        Profile.GPU, "m", "--kv-cache-memory-bytes", "20G", "--num-gpu-blocks-override", "9000",
+        "--cudagraph-capture-sizes", "1", "512", "-cc", json.dumps(sizes), beside=RTX_PRO_6000,
+    )  # fmt: skip
+    for option in ("kv-cache-memory-bytes", "num-gpu-blocks-override", "cudagraph-capture-sizes"):
+        assert found[option][1] is None
+    assert found["compilation-config"] == (sizes, {"cudagraph_mode": "FULL"})
+
+
+FILE = """
+model: /data/models/Kimi-K2.5
+port: 8000
+tensor_parallel_size: 8
+spec-tokens: 3
+speculative-config.method: eagle3
+attention-back: TRITON_MLA
+no-enforce-eager: true
+served-model-name: [kimi, k2]
+"""
+CHANGED = [
+    Override("port", 8000, 41234, ""),
+    Override("enforce-eager", None, here=True, why=""),
+    Override("attention-backend", "TRITON_MLA", None, ""),
+    Override("speculative-config", {}, {"model": "/w/drafter"}, ""),
+]
+
+
+@pytest.mark.parametrize("model", [[], ["/data/models/Kimi-K2.5"], ["--model", "/data/models/Kimi-K2.5"]])
+@pytest.mark.parametrize("spelling", [["-sc.model", "/real"], ["--spec-model", "/real"], ["--speculative-conf={}"]])
+def test_words(tmp_path, model, spelling):
+    file = tmp_path / "of-the-operator.yml"
+    file.write_text(FILE)
     words = engine_words(
-        [*model, "--config", "serve.yaml", "--enforce-eager"],
-        Path("/w/target"),
-        [
-            Override("port", None, 41234, ""),
-            Override("enforce-eager", None, here=False, why=""),
-            Override("speculative-config", {}, {"model": "/w/drafter"}, ""),
-        ],
+        [*model, "--config", str(file), *spelling, "-tp", "4", "--port=9000"], Path("/w/target"), CHANGED, tmp_path
     )
     assert words == [
-        *("/w/target", "--config", "serve.yaml", "--enforce-eager"),
-        *("--port", "41234", "--no-enforce-eager", "--speculative-config", '{"model": "/w/drafter"}'),
+        *("/w/target", "--config", str(tmp_path / "serve.yaml"), "-tp", "4"),
+        *("--port", "41234", "--enforce-eager", "--speculative-config", '{"model": "/w/drafter"}'),
     ]
-    # The last one wins, for the supervisor and for vLLM alike.
-    assert read_arguments(words[3:])["enforce-eager"] is False
+    assert yaml.safe_load((tmp_path / "serve.yaml").read_text()) == {
+        "tensor_parallel_size": 8, "served-model-name": ["kimi", "k2"],
+    }  # fmt: skip
+    assert file.read_text() == FILE
+    assert read_arguments(words)["speculative-config"] == {"model": "/w/drafter"}
+
+
+def test_words_without_a_file(tmp_path):
+    assert engine_words(["m", "-tp", "8"], Path("/t"), [], tmp_path) == ["/t", "-tp", "8"]
+    assert not any(tmp_path.iterdir())
