@@ -13,7 +13,7 @@ from aerie.checkpoint.config import read_drafter, read_target
 from aerie.engine_arguments import ConfigurationError, read_arguments
 from aerie.rehearsal.findings import Verdict
 from aerie.rehearsal.static.arguments import Setup, contradictions
-from aerie.rehearsal.static.hardware import RTX_PRO_6000
+from aerie.rehearsal.static.hardware import H200, RTX_PRO_6000
 from aerie.rehearsal.static.settings import settings_from, whole_number
 
 REPOSITORY = Path(__file__).parents[3]
@@ -66,6 +66,7 @@ FAILS, WARNS = Verdict.FAILED, Verdict.WARNED
          "set max-num-seqs to 128, or max-cudagraph-capture-size to 1024"),
         (["--cudagraph-capture-sizes", "1", "2", "256"], WARNS, "captured up to 256", "max-num-seqs to 64"),
         (["--max-cudagraph-capture-size", "64"], WARNS, "captured up to 64", "max-num-seqs to 16"),
+        (["--max-cudagraph-capture-size", "2"], WARNS, "captured up to 2", "set max-cudagraph-capture-size to 512"),
         (["--max-num-batched-tokens", "100"], FAILS, "max-num-batched-tokens 100 is below max-num-seqs 128", "8192"),
         (["--max-num-batched-tokens", "256"], WARNS, "below the 512 rows of a full batch", "to 8192"),
         (["--no-enable-chunked-prefill"], FAILS, "one of max-model-len 98304 exceeds a step of 8192", "to 98304"),
@@ -75,7 +76,8 @@ FAILS, WARNS = Verdict.FAILED, Verdict.WARNED
         (speculation(method=None), FAILS, "the method is none, so vLLM guesses it", "method: eagle3"),
         (speculation(method="eagle"), FAILS, "the method is eagle", "method: eagle3"),
         (speculation(num_speculative_tokens=None), FAILS, "num_speculative_tokens is 0", "num_speculative_tokens: 3"),
-        (speculation(draft_tensor_parallel_size=1), FAILS, "draft_tensor_parallel_size 1 differs from", "take it out"),
+        (speculation(draft_tensor_parallel_size=2), FAILS, "draft_tensor_parallel_size 2 is neither 1 nor", "take it"),
+        (speculation(draft_tensor_parallel_size=1), WARNS, "draft_tensor_parallel_size 1 changes nothing", "take it"),
         (["--language-model-only"], WARNS, "so mm-encoder-tp-mode means nothing", "take mm-encoder-tp-mode out"),
         (["--no-enable-auto-tool-choice"], WARNS, "without enable-auto-tool-choice", "enable-auto-tool-choice: true"),
     ],
@@ -128,10 +130,41 @@ def test_no_speculation_at_all(found, tmp_path):
     assert "every token takes a step of its own" in found("--speculative-config", "{}")[0].text
 
 
-def test_a_cpu_takes_prompts_whole(found):
-    told = found("-tp", "1", "--max-num-batched-tokens", "4096", hardware=CPU)
-    assert "exceeds a step of 4096" in told[0].text
-    assert found("-tp", "1", "--max-model-len", "4096", "--max-num-batched-tokens", "4096", hardware=CPU) == []
+def test_what_the_engine_on_a_cpu_is_told_differently_is_no_contradiction(found):
+    assert found(hardware=CPU) == []
+
+
+def test_an_fp8_cache_on_a_chip_whose_flash_attention_has_it(found, published):
+    llama = published("lightseekorg--kimi-k2.5-eagle3")
+    assert found("--kv-cache-dtype", "fp8", drafter=llama, hardware=H200) == []
+
+
+def narrow(kimi, width, group=32):
+    quantization = dict(read_target(kimi.directory).text["quantization_config"])
+    weights = quantization["config_groups"]["group_0"]["weights"] | {"group_size": group}
+    kimi.change(
+        moe_intermediate_size=width,
+        quantization_config=quantization | {"config_groups": {"group_0": {"weights": weights}}} if group else None,
+    )
+
+
+@pytest.mark.parametrize(
+    ("width", "group", "arguments", "texts"),
+    [
+        (1408, 32, [], ["an expert's 1408 columns over 8 ranks cut groups of 32 that share a scale"]),
+        (1408, 16, [], []),
+        (2048, 128, [], []),
+        (2048, 512, [], ["an expert's 2048 columns over 8 ranks cut groups of 512"]),
+        (1408, None, [], []),
+        (1404, None, [], ["an expert's 1404 columns do not divide over 8 ranks"]),
+        (1408, 32, ["--enable-expert-parallel"], []),
+        (1024, 128, ["-tp", "4", "-dp", "4"], ["16 GPUs are asked", "1024 columns over 16 ranks cut groups of 128"]),
+    ],
+)
+def test_experts_that_are_cut(found, kimi, width, group, arguments, texts):
+    narrow(kimi, width, group)
+    told = [finding for finding in found(*arguments) if finding.check == "parallelism"]
+    assert [text in finding.text for text, finding in zip(texts, told, strict=True)] == [True] * len(texts)
 
 
 @pytest.mark.parametrize(

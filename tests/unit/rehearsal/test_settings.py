@@ -63,6 +63,34 @@ def test_rows_of_a_step():
     assert (settings(drafted=3).rows, settings().rows) == (4096, 1024)
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--max-num-seqs", "0"], "--max-num-seqs 0 cannot be: give 1 to 1048576"),
+        (["--max-num-seqs", "-1"], "--max-num-seqs -1 cannot be"),
+        (["--max-num-seqs", "1000000000000"], "--max-num-seqs 1000000000000 cannot be"),
+        (["--max-num-batched-tokens", "0"], "--max-num-batched-tokens 0 cannot be"),
+        (["--max-model-len", "0"], "--max-model-len 0 cannot be: give 1 or more, or auto"),
+        (["--max-model-len", "-5"], "--max-model-len -5 cannot be"),
+        (["--max-cudagraph-capture-size", "100000000000"], "--max-cudagraph-capture-size 100000000000 cannot be"),
+        (["-cc.max_cudagraph_capture_size", "100000000000"], "--max-cudagraph-capture-size 100000000000 cannot be"),
+        (["--cudagraph-capture-sizes", "1", "0"], "--cudagraph-capture-sizes 0 cannot be"),
+        (["--gpu-memory-utilization", "1e999"], "--gpu-memory-utilization '1e999' is no number"),
+        (["--gpu-memory-utilization", "nan"], "--gpu-memory-utilization 'nan' is no number"),
+        (["--max-model-len", "9" * 5000], "is no whole number"),
+        (["--spec-model", "/x", "-sc", '{"model": "/y"}'], "--spec-model and model of speculative-config: give one"),
+    ],
+)
+def test_numbers_that_cannot_be(words, message):
+    with pytest.raises(ConfigurationError, match=message):
+        settings(*words)
+
+
+def test_speculation_by_the_short_way():
+    found = settings("--spec-model", "/x", "--spec-tokens", "2", "-sc.method", "eagle3").speculation
+    assert (found.method, found.model, found.tokens) == ("eagle3", "/x", 2)
+
+
 @pytest.mark.parametrize("option", ["-tp", "-pp", "-dcp", "-dp"])
 def test_no_ranks_at_all(option):
     with pytest.raises(ConfigurationError, match="-parallel-size 0 is no number of ranks: give 1 or more"):

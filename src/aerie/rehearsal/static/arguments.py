@@ -15,6 +15,8 @@ from aerie.rehearsal.static.settings import LOAD_TIMEOUT, Settings
 _MLA_KV_DTYPES = frozenset({"auto", "bfloat16", "float16", "fp8", "fp8_e4m3"})
 _SAFE_WITH_DCP = 0.90
 _MOST_DRAFTED = 16
+_FLASH_ATTENTION_WITH_FP8 = frozenset({"sm_90", "sm_100", "sm_103"})
+"""Chips whose FLASH_ATTN, 3 or 4, keeps keys in FP8 (v1/attention/backends/fa_utils.py)."""
 _SLOW_LOAD = 2400
 """Seconds for Kimi-K2.5's 595 GB at 0.25 GB/s, the slowest that is told of such hosts."""
 
@@ -99,12 +101,25 @@ def _parallelism(setup: Setup) -> Iterator[Finding]:
             "set one that does",
             "vllm/config/parallel.py",
         )
-    if setup.target.experts.width % ranks or (setup.target.experts.width // ranks) % 32:
+    if not settings.flag("enable-expert-parallel"):  # with it, an expert is whole on one rank
+        yield from _cut_experts(setup, ranks * settings.data_parallel)
+
+
+def _cut_experts(setup: Setup, ranks: int) -> Iterator[Finding]:
+    """Yield what is wrong with experts that are cut over tensor- and data-parallel ranks (fused_moe/config.py)."""
+    width, quantization = setup.target.experts.width, setup.target.quantization
+    group = quantization.group if quantization else 0
+    cut, source = None, ""
+    if width % ranks:
+        cut, source = f"do not divide over {ranks} ranks", "vllm/model_executor/layers/fused_moe"
+    elif group > 0 and width // ranks % group:
+        cut, source = f"over {ranks} ranks cut groups of {group} that share a scale", "compressed_tensors_moe_wna16.py"
+    if cut:
         yield failed(
-            check,
-            f"an expert's {setup.target.experts.width} columns over {ranks} ranks cut groups of 32 that share a scale",
-            "set a smaller tensor-parallel-size, or enable-expert-parallel",
-            "compressed_tensors_moe_wna16.py",
+            "parallelism",
+            f"an expert's {width} columns {cut}",
+            "set a smaller tensor- or data-parallel-size, or enable-expert-parallel",
+            source,
         )
 
 
@@ -164,11 +179,13 @@ def _graphs(setup: Setup) -> Iterator[Finding]:
     settings = setup.settings
     largest = max(settings.graph_sizes, default=None)
     if largest is not None and largest < setup.rows:
+        fewer = largest // (setup.drafted + 1)
+        more = f"max-cudagraph-capture-size to {setup.rows}"
         yield warned(
             check,
             f"a full batch has {setup.rows} rows (max-num-seqs {settings.sequences} x {setup.drafted + 1}), and graphs "
             f"are captured up to {largest}: it runs without one",
-            f"set max-num-seqs to {largest // (setup.drafted + 1)}, or max-cudagraph-capture-size to {setup.rows}",
+            f"set max-num-seqs to {fewer}, or {more}" if fewer else f"set {more}",
             "vllm/v1/worker/gpu/cudagraph_utils.py",
         )
 
@@ -189,13 +206,13 @@ def _batches(setup: Setup) -> Iterator[Finding]:
             f"max-num-batched-tokens {step} is below the {setup.rows} rows of a full batch: some sequences always wait",
             f"set max-num-batched-tokens to {max(setup.rows, 8192)}",
         )
-    whole_prompts = settings.flag("enable-chunked-prefill") is False or setup.hardware.chip is None
-    if whole_prompts and step < setup.longest:
+    # A CPU takes them whole, too, but its engine is told a step of its own.
+    if settings.flag("enable-chunked-prefill") is False and step < setup.longest:
         yield failed(
             check,
             f"prompts are taken whole here, and one of max-model-len {setup.longest} exceeds a step of {step}",
             f"set max-num-batched-tokens to {setup.longest}",
-            "vllm/platforms/cpu.py",
+            "vllm/config/scheduler.py",
         )
     if setup.longest > setup.target.positions:
         yield failed(
@@ -236,7 +253,8 @@ def _kv_cache(setup: Setup) -> Iterator[Finding]:
             "https://github.com/vllm-project/vllm/issues/46721",
         )
     own = settings.speculation.text("kv_cache_dtype") if settings.speculation else None
-    if setup.drafter and not setup.drafter.is_mla and own is None:
+    refuses = setup.hardware.chip not in _FLASH_ATTENTION_WITH_FP8
+    if setup.drafter and not setup.drafter.is_mla and own is None and refuses:
         yield warned(
             check,
             "the Llama drafter would keep its keys in FP8, too, which FLASH_ATTN refuses on this chip",
@@ -266,12 +284,12 @@ def _speculation(setup: Setup) -> Iterator[Finding]:
         )
     ranks = speculation.text("draft_tensor_parallel_size")
     if ranks is not None and ranks != str(setup.settings.tensor_parallel):
-        yield failed(
-            check,
-            f"draft_tensor_parallel_size {ranks} differs from tensor-parallel-size {setup.settings.tensor_parallel}",
-            "take it out: EAGLE-3's drafters run on the target's ranks",
-            "vllm/config/speculative.py",
-        )
+        remedy, source = "take it out: EAGLE-3's drafters run on the target's ranks", "vllm/config/speculative.py"
+        if ranks == "1":
+            yield warned(check, "draft_tensor_parallel_size 1 changes nothing", remedy, source)
+        else:
+            wanted = f"tensor-parallel-size {setup.settings.tensor_parallel}"
+            yield failed(check, f"draft_tensor_parallel_size {ranks} is neither 1 nor {wanted}", remedy, source)
 
 
 def _pictures(setup: Setup) -> Iterator[Finding]:

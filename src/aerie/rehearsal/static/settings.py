@@ -1,5 +1,6 @@
 """The engine's settings as far as checks and plan read them: the operator's, else vLLM 0.32.0's defaults."""
 
+import math
 import os
 import re
 from collections.abc import Mapping
@@ -18,6 +19,8 @@ _STEP_TOKENS = ((160 * GIB, 16384, 1024), (70 * GIB, 8192, 1024), (0, 2048, 256)
 _CPU_STEP_TOKENS, _CPU_SEQUENCES = 2048, 128  # a rank
 _LARGEST_GRAPH = 512
 """Rows; vLLM's own limit for captured graphs but on sm_100 (config/vllm.py, _set_cudagraph_sizes)."""
+_MOST_ROWS = 2**20
+"""Of sequences, or of a graph: a thousand times what is served with. vLLM would list the sizes up to any number."""
 CPU_CACHE = "VLLM_CPU_KVCACHE_SPACE"
 """GiB of a rank's KV cache on a CPU, as a whole number (vllm/platforms/cpu.py)."""
 LOAD_TIMEOUT = "VLLM_ENGINE_READY_TIMEOUT_S"
@@ -118,8 +121,8 @@ def settings_from(
     """Return the settings of `read_arguments`; raises ConfigurationError where a number is none."""
     ranks = {name: _ranks(given, f"{name}-parallel-size") for name in ("tensor", "pipeline", "decode-context", "data")}
     step_tokens, sequences = _batch_defaults(hardware, ranks["tensor"] * ranks["pipeline"])
-    step_tokens = _whole(given, "max-num-batched-tokens", step_tokens)
-    sequences = _whole(given, "max-num-seqs", min(sequences, step_tokens))
+    step_tokens = _within("max-num-batched-tokens", _whole(given, "max-num-batched-tokens", step_tokens))
+    sequences = _within("max-num-seqs", _whole(given, "max-num-seqs", min(sequences, step_tokens)), _MOST_ROWS)
     speculation = _speculation(given)
     eager = str(_value(given, "enforce-eager", absent=False)).lower() not in _OFF
     verified = speculation.tokens + 1 if speculation else 1
@@ -166,7 +169,11 @@ def _longest(given: Mapping[str, Any]) -> int | None:
     text = _value(given, "max-model-len")
     if text is None:
         return None
-    return _FITTING if str(text) in {"auto", str(_FITTING)} else _whole(given, "max-model-len", 0)
+    if str(text) in {"auto", str(_FITTING)}:
+        return _FITTING
+    if (longest := _whole(given, "max-model-len", 0)) < 1:
+        raise ConfigurationError(f"engine argument --max-model-len {longest} cannot be: give 1 or more, or auto")
+    return longest
 
 
 def _compilation(given: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -195,9 +202,11 @@ def _graph_sizes(given: Mapping[str, Any], sequences: int, verified: int, step_t
     listed, largest = asked("cudagraph-capture-sizes"), asked("max-cudagraph-capture-size")
     if listed:
         every = listed if isinstance(listed, list) else [listed]
-        sizes = {_number("--cudagraph-capture-sizes", size) for size in every}
+        name = "cudagraph-capture-sizes"
+        sizes = {_within(name, _number(f"--{name}", size), _MOST_ROWS) for size in every}
     elif largest is not None:
-        sizes = _steps(_number("--max-cudagraph-capture-size", largest))
+        name = "max-cudagraph-capture-size"
+        sizes = _steps(_within(name, _number(f"--{name}", largest), _MOST_ROWS))
     else:
         most = min(2 * sequences * verified, _LARGEST_GRAPH)
         batches = {*_steps(sequences), sequences} if verified > 1 else {sequences}
@@ -217,7 +226,9 @@ def _speculation(given: Mapping[str, Any]) -> Speculation | None:
     options = {str(name).replace("-", "_"): value for name, value in (options or {}).items()}
     for option, name in (("spec-method", "method"), ("spec-model", "model"), ("spec-tokens", "num_speculative_tokens")):
         if (value := _value(given, option)) is not None:
-            options.setdefault(name, value)
+            if name in options:  # as in vLLM (arg_utils.py, create_speculative_config)
+                raise ConfigurationError(f"engine arguments --{option} and {name} of speculative-config: give one")
+            options[name] = value
     if not options:
         return None
     return Speculation(
@@ -240,6 +251,13 @@ def _whole(given: Mapping[str, Any], option: str, default: int) -> int:
     return default if value is None else _number(f"--{option}", value)
 
 
+def _within(option: str, number: int, most: int | None = None) -> int:
+    if number < 1 or (most is not None and number > most):
+        possible = "1 or more" if most is None else f"1 to {most}"
+        raise ConfigurationError(f"engine argument --{option} {number} cannot be: give {possible}")
+    return number
+
+
 def _number(name: str, value: Any) -> int:
     try:
         return whole_number(str(value))
@@ -250,9 +268,12 @@ def _number(name: str, value: Any) -> int:
 def _share(given: Mapping[str, Any], option: str, default: float) -> float:
     value = _value(given, option)
     try:
-        return default if value is None else float(value)
+        share = default if value is None else float(value)
     except (TypeError, ValueError):
-        raise ConfigurationError(f"engine argument --{option} {value!r} is no number") from None
+        share = math.nan
+    if not math.isfinite(share):
+        raise ConfigurationError(f"engine argument --{option} {value!r} is no number")
+    return share
 
 
 def _value(given: Mapping[str, Any], option: str, *, absent: Any = None) -> Any:
