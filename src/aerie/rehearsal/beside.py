@@ -4,7 +4,7 @@ import os
 
 from aerie.rehearsal.findings import Finding, skipped
 from aerie.rehearsal.overrides import BESIDE_NEEDS
-from aerie.rehearsal.static.hardware import GIB, Hardware
+from aerie.rehearsal.static.hardware import GIB
 from aerie.supervisor import gpus
 
 _LAST = 19  # of nice(2)
@@ -18,9 +18,9 @@ def low_priority() -> None:
     psutil.Process().ionice(psutil.IOPRIO_CLASS_IDLE)
 
 
-def room_beside(machine: Hardware) -> Finding | None:
+def room_beside() -> Finding | None:
     """Return that there is none where a GPU has too little memory left, None where there is."""
-    free = [machine.memory - used for used in gpus.used_bytes()]
+    free = gpus.free_bytes()
     short = [number for number, left in enumerate(free) if left < BESIDE_NEEDS]
     if not short:
         return None

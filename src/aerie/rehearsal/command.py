@@ -193,7 +193,7 @@ class _Rehearsal:
             return
         if self._options.beside:
             low_priority()
-            if no_room := room_beside(machine):
+            if no_room := room_beside():
                 self._tell(Told(dynamic.SECTION, no_room))
                 self.report.kind = "static"
                 self.report.not_proven = ["all that an engine shows: there is no room for one beside the service"]

@@ -49,6 +49,11 @@ def used_bytes() -> tuple[int, ...]:
     return _each(lambda gpu: int(pynvml.nvmlDeviceGetMemoryInfo(gpu).used))
 
 
+def free_bytes() -> tuple[int, ...]:
+    """Return the memory that the driver can still give on each visible GPU; () where no GPU can be asked."""
+    return _each(lambda gpu: int(pynvml.nvmlDeviceGetMemoryInfo(gpu).free))
+
+
 def busy_percent() -> tuple[int, ...]:
     """Return the share of the last sampling period (up to a second) in which any kernel ran, on each visible GPU.
 

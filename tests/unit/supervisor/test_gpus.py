@@ -6,6 +6,7 @@ from aerie.diagnosis.evidence import pci_address
 from aerie.supervisor import gpus
 
 GIB = 2**30
+TOTAL = 97_887 * 2**20
 
 
 class Nvml:
@@ -38,8 +39,8 @@ class Nvml:
 
     def nvmlDeviceGetMemoryInfo(self, gpu, version=None):
         # As an RTX PRO 6000 has it: the first version's figures do not tell what the driver keeps to itself.
-        reserved = {"reserved": 97_887 * 2**20 - 101_972_967_424} if version == self.nvmlMemory_v2 else {}
-        return type("Memory", (), {"used": self.used[gpu], "total": 97_887 * 2**20, **reserved})
+        reserved = {"reserved": TOTAL - 101_972_967_424} if version == self.nvmlMemory_v2 else {}
+        return type("Memory", (), {"used": self.used[gpu], "free": TOTAL - self.used[gpu], "total": TOTAL, **reserved})
 
     def nvmlDeviceGetName(self, _):
         return "NVIDIA RTX PRO 6000 Blackwell Server Edition"
@@ -95,6 +96,11 @@ def test_only_what_the_engine_may_use_counts(nvml, monkeypatch, visible, seen):
     nvml(1, 2, 3)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     assert gpus.used_bytes() == seen
+
+
+def test_what_is_free_is_what_the_driver_can_still_give(nvml):
+    nvml(GIB, 3 * GIB)
+    assert gpus.free_bytes() == (TOTAL - GIB, TOTAL - 3 * GIB)
 
 
 def test_the_addresses_are_those_of_the_kernel_log(nvml, monkeypatch):
