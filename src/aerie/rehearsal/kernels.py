@@ -12,10 +12,9 @@ from dataclasses import asdict, dataclass
 
 from aerie.rehearsal.backends import ATTENTION, expected
 from aerie.rehearsal.findings import Finding, failed, passed, skipped
-from aerie.rehearsal.static.arguments import Setup
+from aerie.rehearsal.static.arguments import FP8_DECODE_REMEDY, FP8_DECODE_SOURCE, Setup
 
 _CHECK = "decode kernel"
-_SOURCE = "https://github.com/vllm-project/vllm/issues/46721"
 _BACKEND = "TRITON_MLA"
 _PAGE = 16
 """Tokens of a block of KV cache, as the engine takes them for it."""
@@ -128,12 +127,10 @@ def judge(shape: DecodeShape, chip: Chip, needed: dict[str, int]) -> Finding:
     kernel = max(needed, key=lambda name: needed[name])
     figures = f"needs {needed[kernel]:,} bytes of shared memory, and a block of {chip.name} has {chip.shared_memory:,}"
     if needed[kernel] <= chip.shared_memory:
-        return passed(_CHECK, f"{what}: {kernel} {figures}", _SOURCE)
-    remedy = "use a chip with more shared memory"
-    if shape.has_fp8_cache:
-        remedy = "set kv-cache-dtype to bfloat16, or use an image with the patch decode-fp8-kv-fits-sm120"
-    return failed(_CHECK, f"{what}: {kernel} {figures}, so the first decode after the load ends the engine", remedy,
-                  _SOURCE)  # fmt: skip
+        return passed(_CHECK, f"{what}: {kernel} {figures}", FP8_DECODE_SOURCE)
+    remedy = FP8_DECODE_REMEDY if shape.has_fp8_cache else "use a chip with more shared memory"
+    text = f"{what}: {kernel} {figures}, so the first decode after the load ends the engine"
+    return failed(_CHECK, text, remedy, FP8_DECODE_SOURCE)
 
 
 def _cache(shape: DecodeShape) -> str:

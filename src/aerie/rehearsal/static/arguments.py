@@ -13,6 +13,9 @@ from aerie.rehearsal.static.hardware import Hardware
 from aerie.rehearsal.static.settings import LOAD_TIMEOUT, Settings
 
 _MLA_KV_DTYPES = frozenset({"auto", "bfloat16", "float16", "fp8", "fp8_e4m3"})
+FP8_DECODE_PATCH = "decode-fp8-kv-fits-sm120"
+FP8_DECODE_REMEDY = f"set kv-cache-dtype to bfloat16, or use an image with the patch {FP8_DECODE_PATCH}"
+FP8_DECODE_SOURCE = "https://github.com/vllm-project/vllm/issues/46721"
 _SAFE_WITH_DCP = 0.90
 _MOST_DRAFTED = 16
 _FLASH_ATTENTION_WITH_FP8 = frozenset({"sm_90", "sm_100", "sm_103"})
@@ -245,12 +248,12 @@ def _kv_cache(setup: Setup) -> Iterator[Finding]:
         yield warned(
             check, "the checkpoint selects an FP8 cache by itself", "write kv-cache-dtype out, as fp8 or as bfloat16"
         )
-    if setup.hardware.chip == "sm_120" and "decode-fp8-kv-fits-sm120" not in setup.patches:
+    if setup.hardware.chip == "sm_120" and FP8_DECODE_PATCH not in setup.patches:
         yield failed(
             check,
-            "MLA's decoding with an FP8 cache needs 102,400 bytes of shared memory, and sm_120 has 101,376",
-            "set kv-cache-dtype to bfloat16, or use an image with the patch decode-fp8-kv-fits-sm120",
-            "https://github.com/vllm-project/vllm/issues/46721",
+            "MLA's decoding with an FP8 cache needs more shared memory than sm_120 has",
+            FP8_DECODE_REMEDY,
+            FP8_DECODE_SOURCE,
         )
     own = settings.speculation.text("kv_cache_dtype") if settings.speculation else None
     refuses = setup.hardware.chip not in _FLASH_ATTENTION_WITH_FP8
