@@ -1,16 +1,20 @@
 """The config.json of a target and of a drafter, as far as they decide which code runs and which tensors there must be.
 
-Both are read with the names that the published checkpoints use; what vLLM takes as default where a field is missing is
-taken here, too (vllm/model_executor/models of the pinned release).
+Both are read with the names that the published checkpoints use, and all that will be asked of them is read at once: a
+field of another form is refused here and nowhere later. A field has to be there where its default is DeepSeek-V3's or
+Llama's own size (transformers' DeepseekV3Config and LlamaConfig), which no checkpoint of another model means by leaving
+it out. For the others stands what vLLM takes.
 """
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
+
+from aerie.checkpoint.files import regular_file
 
 CONFIG = "config.json"
 
@@ -18,6 +22,16 @@ _DEEPSEEK = {"DeepseekV3ForCausalLM", "DeepseekV2ForCausalLM", "KimiK2ForCausalL
 _WRAPPED = {"KimiK25ForConditionalGeneration"}
 _MLA_DRAFTERS = {"Eagle3DeepseekV2ForCausalLM", "Eagle3DeepseekV3ForCausalLM"}
 _LLAMA_DRAFTERS = {"LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM"}
+
+# What is counted through has bounds well above the 61 layers and 384 experts of Kimi-K2.5: a number with a digit too
+# many ends in words, not in a list of tensors that fills the memory.
+_MOST_LAYERS = 128
+_MOST_EXPERTS = 512
+_LARGEST = 2**31 - 1
+_DEEPEST = 50
+"""Objects and lists within one another. Published files have six; beyond some 300 Python cannot copy them."""
+_LONGEST_SHOWN = 100
+"""Characters of a value that a message repeats."""
 
 
 class ConfigError(Exception):
@@ -65,8 +79,8 @@ class Vision:
 class Quantization:
     """What of the target is quantised, and how."""
 
-    method: str
-    form: str
+    method: str | None
+    form: str | None
     bits: int
     group: int
     symmetric: bool
@@ -89,21 +103,27 @@ class Quantization:
 
 @dataclass(frozen=True)
 class Target:
-    """A target model: DeepSeek-V3's architecture, as Kimi-K2 and, behind a vision tower, Kimi-K2.5 and K2.6 have it."""
+    """A target model: DeepSeek-V3's architecture, as Kimi-K2 and, behind a vision tower, Kimi-K2.5 and K2.6 have it.
+
+    Raises ConfigError where the file does not say so, or not in the form in which it is read.
+    """
 
     directory: Path
     whole: Mapping[str, Any]
     """The file."""
 
-    @cached_property
-    def text(self) -> Mapping[str, Any]:
-        """The language model's part."""
-        return self.whole.get("text_config") or self.whole
+    def __post_init__(self) -> None:
+        _read_all(self)
 
     @cached_property
     def architecture(self) -> str:
         """The class that vLLM takes for it."""
-        return _architecture(self.directory, self.whole)
+        return self._fields.architecture(_DEEPSEEK | _WRAPPED)
+
+    @property
+    def text(self) -> Mapping[str, Any]:
+        """The language model's part."""
+        return self._text.given
 
     @property
     def is_multimodal(self) -> bool:
@@ -115,45 +135,51 @@ class Target:
         """What the names of the language model's tensors begin with."""
         return "language_model." if self.is_multimodal else ""
 
-    @property
+    @cached_property
     def hidden_size(self) -> int:
         """Elements of a hidden state."""
-        return self._number("hidden_size")
+        return self._text.number("hidden_size")
 
-    @property
+    @cached_property
     def layers(self) -> int:
         """Layers of the language model."""
-        return self._number("num_hidden_layers")
+        return self._text.number("num_hidden_layers", most=_MOST_LAYERS)
 
-    @property
+    @cached_property
     def vocabulary(self) -> int:
         """Rows of the embedding."""
-        return self._number("vocab_size")
+        return self._text.number("vocab_size")
 
-    @property
+    @cached_property
     def positions(self) -> int:
         """Longest sequence; it has the yarn factor in it already."""
-        return self._number("max_position_embeddings")
+        return self._text.number("max_position_embeddings")
 
-    @property
+    @cached_property
     def dense_width(self) -> int:
         """Elements between the linear layers of a dense MLP."""
-        return self._number("intermediate_size")
+        return self._text.number("intermediate_size")
+
+    @cached_property
+    def dtype(self) -> str | None:
+        """What it was published in, None where its file does not say."""
+        return self._text.text("dtype") or self._text.text("torch_dtype")
 
     @cached_property
     def attention(self) -> Latent:
         """Its attention."""
-        return _latent(self.directory, self.text)
+        return self._text.latent()
 
     @cached_property
     def experts(self) -> Experts:
         """Its experts."""
+        routed = self._text.number("n_routed_experts", most=_MOST_EXPERTS)
         return Experts(
-            routed=self._number("n_routed_experts"),
-            active=self._number("num_experts_per_tok"),
-            shared=self.text.get("n_shared_experts") or 0,
-            width=self._number("moe_intermediate_size"),
-            first_layer=self.text.get("first_k_dense_replace", 0),
+            routed=routed,
+            active=self._text.number("num_experts_per_tok", most=routed),
+            shared=self._text.number("n_shared_experts", least=0),
+            width=self._text.number("moe_intermediate_size"),
+            first_layer=self._text.number("first_k_dense_replace", least=0),
         )
 
     @cached_property
@@ -161,220 +187,297 @@ class Target:
         """Its vision tower, None for a language model alone."""
         if not self.is_multimodal:
             return None
-        given = self.whole.get("vision_config") or {}
+        given = self._fields.fields("vision_config")
 
         # The published file says vt_hidden_size and so on, transformers' own class hidden_size. What is left out has
         # the value of that class (Kimi_K25VisionConfig).
-        def number(name: str, published: str, default: int) -> int:
-            return _whole(self.directory, f"vision_config.{name}", given.get(published, given.get(name, default)))
+        def number(name: str, published: str, default: int, most: int = _LARGEST) -> int:
+            return given.number(published if published in given.given else name, default, most=most)
 
         height, width = (number(f"pos_emb_{side}", f"init_pos_emb_{side}", 64) for side in ("height", "width"))
-        down, right = given.get("merge_kernel_size", (2, 2))
         return Vision(
             width=number("hidden_size", "vt_hidden_size", 1152),
-            layers=number("num_hidden_layers", "vt_num_hidden_layers", 27),
+            layers=number("num_hidden_layers", "vt_num_hidden_layers", 27, _MOST_LAYERS),
             heads=number("num_attention_heads", "vt_num_attention_heads", 16),
             mlp_width=number("intermediate_size", "vt_intermediate_size", 4304),
             patch=number("patch_size", "patch_size", 14),
             positions=(height, width),
-            merge=(down, right),
+            merge=given.pair("merge_kernel_size", (2, 2)),
         )
 
     @cached_property
     def quantization(self) -> Quantization | None:
         """How it is quantised; the published Kimi-K2.5 says so below text_config alone."""
-        given = self.whole.get("quantization_config") or self.text.get("quantization_config")
-        return _quantization(self.directory, given) if given else None
+        given = self._fields.fields("quantization_config") or self._text.fields("quantization_config")
+        return given.quantization() if given else None
 
-    @property
-    def is_kimi_k2_generation(self) -> bool:
-        """Whether it is a Kimi-K2 without vision; a drafter for K2.5 does not fit it, whatever its shapes are."""
-        return not self.is_multimodal
+    @cached_property
+    def _fields(self) -> "_Fields":
+        return _Fields(self.directory, self.whole)
 
-    def _number(self, name: str) -> int:
-        return _whole(self.directory, name, self.text.get(name))
+    @cached_property
+    def _text(self) -> "_Fields":
+        return self._fields.fields("text_config") or self._fields
 
 
 @dataclass(frozen=True)
 class Drafter:
-    """An EAGLE-3 drafter, with MLA or with Llama's attention."""
+    """An EAGLE-3 drafter, with MLA or with Llama's attention.
+
+    Raises ConfigError where the file does not say so, or not in the form in which it is read.
+    """
 
     directory: Path
     whole: Mapping[str, Any]
+    """The file."""
+
+    def __post_init__(self) -> None:
+        _read_all(self, but=() if self.is_mla else ("attention",))
 
     @cached_property
     def architecture(self) -> str:
         """The class that vLLM takes for it."""
-        return _architecture(self.directory, self.whole)
+        return self._fields.architecture(_MLA_DRAFTERS | _LLAMA_DRAFTERS)
 
     @property
     def is_mla(self) -> bool:
         """Whether its attention is latent, as the target's."""
         return self.architecture in _MLA_DRAFTERS
 
-    @property
+    @cached_property
     def hidden_size(self) -> int:
         """Elements of its hidden state."""
-        return self._number("hidden_size")
+        return self._fields.number("hidden_size")
 
-    @property
+    @cached_property
     def target_hidden_size(self) -> int:
         """Elements of each auxiliary state that its fc reads."""
-        return _whole(self.directory, "target_hidden_size", self.whole.get("target_hidden_size", self.hidden_size))
+        return self._fields.number("target_hidden_size", self.hidden_size)
 
-    @property
+    @cached_property
     def layers(self) -> int:
         """Decoder layers."""
-        return _whole(self.directory, "num_hidden_layers", self.whole.get("num_hidden_layers", 1))
+        return self._fields.number("num_hidden_layers", most=_MOST_LAYERS)
 
-    @property
+    @cached_property
     def vocabulary(self) -> int:
         """Ids that it reads: the target's."""
-        return self._number("vocab_size")
+        return self._fields.number("vocab_size")
 
-    @property
+    @cached_property
     def draft_vocabulary(self) -> int:
         """Ids that it can draft."""
-        return _whole(self.directory, "draft_vocab_size", self.whole.get("draft_vocab_size") or self.vocabulary)
+        return self._fields.number("draft_vocab_size", self.vocabulary)
 
-    @property
+    @cached_property
     def width(self) -> int:
         """Elements between the linear layers of its MLP."""
-        return self._number("intermediate_size")
+        return self._fields.number("intermediate_size")
 
-    @property
+    @cached_property
     def positions(self) -> int | None:
         """Longest sequence that it was trained for, None where its file does not say."""
-        given = self.whole.get("max_position_embeddings")
-        return None if given is None else _whole(self.directory, "max_position_embeddings", given)
+        name = "max_position_embeddings"
+        return self._fields.number(name) if name in self.whole else None
+
+    @cached_property
+    def dtype(self) -> str | None:
+        """What it was published in, None where its file does not say."""
+        return self._fields.text("dtype") or self._fields.text("torch_dtype")
 
     @cached_property
     def attention(self) -> Latent:
         """Its attention where that is latent."""
-        return _latent(self.directory, self.whole)
-
-    @property
-    def heads(self) -> int:
-        """Attention heads."""
-        return self._number("num_attention_heads")
-
-    @property
-    def kv_heads(self) -> int:
-        """Heads of keys and values, of Llama's attention."""
-        return _whole(self.directory, "num_key_value_heads", self.whole.get("num_key_value_heads", self.heads))
-
-    @property
-    def head_size(self) -> int:
-        """Elements of a head, of Llama's attention."""
-        return _whole(self.directory, "head_dim", self.whole.get("head_dim") or self.hidden_size // self.heads)
+        return self._fields.latent()
 
     @cached_property
-    def aux_layers(self) -> tuple[Any, ...] | None:
-        """The ids of the auxiliary layers as they are written, in whichever spelling; None where there are none."""
-        nested = self.whole.get("eagle_config") or {}
-        given = (
-            self.whole.get("eagle_aux_hidden_state_layer_ids")
-            or nested.get("eagle_aux_hidden_state_layer_ids")
-            or nested.get("layer_ids")
-        )
-        if not given:
-            return None
-        if not isinstance(given, list):
-            raise _unusable(self.directory, "eagle_aux_hidden_state_layer_ids", given, "a list of layer ids")
-        return tuple(given)
+    def heads(self) -> int:
+        """Attention heads."""
+        return self._fields.number("num_attention_heads")
 
-    @property
+    @cached_property
+    def kv_heads(self) -> int:
+        """Heads of keys and values, of Llama's attention."""
+        return self._fields.number("num_key_value_heads", self.heads)
+
+    @cached_property
+    def head_size(self) -> int:
+        """Elements of a head, of Llama's attention."""
+        return self._fields.number("head_dim", self.hidden_size // self.heads)
+
+    @cached_property
+    def aux_layers(self) -> tuple[int, ...] | None:
+        """The ids of the auxiliary layers as they are written, in whichever spelling; None where there are none."""
+        nested, name = self._fields.fields("eagle_config"), "eagle_aux_hidden_state_layer_ids"
+        spellings = (self._fields.numbers(name), nested.numbers(name), nested.numbers("layer_ids"))
+        return next((ids for ids in spellings if ids), None)
+
+    @cached_property
     def aux_states(self) -> int:
         """How many auxiliary states its fc reads."""
-        given = self.whole.get("num_aux_hidden_states")
-        if given is not None:
-            return _whole(self.directory, "num_aux_hidden_states", given)
-        return len(self.aux_layers) if self.aux_layers else 3
+        default = len(self.aux_layers or default_aux_layers(0))
+        return self._fields.number("num_aux_hidden_states", default, most=_MOST_LAYERS + 1)
 
-    def _number(self, name: str) -> int:
-        return _whole(self.directory, name, self.whole.get(name))
+    @cached_property
+    def _fields(self) -> "_Fields":
+        return _Fields(self.directory, self.whole)
 
 
 def read_target(directory: Path) -> Target:
     """Read a target's config.json; raises ConfigError where it is none, or of an architecture that is not served."""
-    target = Target(directory, _read(directory))
-    known = _DEEPSEEK | _WRAPPED
-    if target.architecture not in known:
-        raise _unusable(directory, "architectures", target.architecture, f"one of {', '.join(sorted(known))}")
-    return target
+    return Target(directory, _read(directory))
 
 
 def read_drafter(directory: Path) -> Drafter:
     """Read a drafter's config.json; raises ConfigError where it is none, or of an architecture that is not served."""
-    drafter = Drafter(directory, _read(directory))
-    known = _MLA_DRAFTERS | _LLAMA_DRAFTERS
-    if drafter.architecture not in known:
-        raise _unusable(directory, "architectures", drafter.architecture, f"one of {', '.join(sorted(known))}")
-    return drafter
+    return Drafter(directory, _read(directory))
+
+
+def default_aux_layers(layers: int) -> tuple[int, ...]:
+    """Return the layers whose inputs vLLM takes where the drafter names none (models/interfaces.py)."""
+    return (2, layers // 2, layers - 3)
 
 
 def _read(directory: Path) -> Mapping[str, Any]:
     path = directory / CONFIG
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(regular_file(path).read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ConfigError(f"{path} does not exist: give the directory of a checkpoint") from None
     except NotADirectoryError:
         raise ConfigError(f"{directory} is not a directory: give that of a checkpoint") from None
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
-    except ValueError as error:  # a UnicodeDecodeError is one
+    except (ValueError, RecursionError) as error:  # a UnicodeDecodeError is a ValueError
         raise ConfigError(f"{path} is not JSON ({error}): fetch it again") from None
     if not isinstance(content, dict):
         raise ConfigError(f"{path} holds {type(content).__name__}, not an object: fetch it again")
+    level: list[Any] = [content]
+    for _ in range(_DEEPEST):
+        within = ((each.values() if isinstance(each, dict) else each) for each in level)
+        level = [each for values in within for each in values if isinstance(each, dict | list)]
+    if level:
+        raise ConfigError(f"{path} is more than {_DEEPEST} objects and lists deep: fetch it again")
     return content
 
 
-def _architecture(directory: Path, whole: Mapping[str, Any]) -> str:
-    match whole.get("architectures"):
-        case [str(name)]:
-            return name
-        case given:
-            raise _unusable(directory, "architectures", given, "a list of one name")
+def _read_all(config: Target | Drafter, but: Container[str] = ()) -> None:
+    """Ask for each property once, so that what is wrong is told here."""
+    for name, each in vars(type(config)).items():
+        if isinstance(each, property | cached_property) and name not in but:
+            getattr(config, name)
 
 
-def _latent(directory: Path, text: Mapping[str, Any]) -> Latent:
-    def number(name: str) -> int:
-        return _whole(directory, name, text.get(name))
+class _Fields:
+    """An object of a config.json; a field that is not of the type that is asked for raises ConfigError."""
 
-    return Latent(
-        heads=number("num_attention_heads"),
-        q_lora_rank=None if text.get("q_lora_rank") is None else number("q_lora_rank"),
-        kv_lora_rank=number("kv_lora_rank"),
-        nope=number("qk_nope_head_dim"),
-        rope=number("qk_rope_head_dim"),
-        value=number("v_head_dim"),
-    )
+    def __init__(self, directory: Path, given: Mapping[str, Any], prefix: str = "") -> None:
+        self.directory, self.given, self.prefix = directory, given, prefix
+
+    def __bool__(self) -> bool:
+        return bool(self.given)
+
+    def number(self, name: str, default: int | None = None, *, least: int = 1, most: int = _LARGEST) -> int:
+        """Return a whole number; null counts as missing where there is a default."""
+        given = self.given.get(name)
+        given = default if given is None else given
+        if not _is_whole(given, least, most):
+            raise self._wrong(name, f"a whole number of {least} to {most}")
+        return given
+
+    def numbers(self, name: str) -> tuple[int, ...]:
+        """Return a list of layers' numbers, () where there is none."""
+        match self.given.get(name):
+            case None:
+                return ()
+            case [*numbers] if len(numbers) <= _MOST_LAYERS + 1 and all(_is_whole(each, 0) for each in numbers):
+                return tuple(numbers)
+        raise self._wrong(name, f"a list of whole numbers from 0 on, {_MOST_LAYERS + 1} at most")
+
+    def pair(self, name: str, default: tuple[int, int]) -> tuple[int, int]:
+        """Return a list of two whole numbers."""
+        match self.given.get(name, default):
+            case [first, second] if _is_whole(first, 1) and _is_whole(second, 1):
+                return first, second
+        raise self._wrong(name, "two whole numbers from 1 on")
+
+    def text(self, name: str) -> str | None:
+        """Return a text, None where there is none."""
+        match self.given.get(name):
+            case None | str() as given if given is None or given.isprintable():  # it is, in messages
+                return given
+        raise self._wrong(name, "text")
+
+    def fields(self, name: str) -> "_Fields":
+        """Return an object, one without fields where there is none."""
+        match self.given.get(name):
+            case None:
+                return _Fields(self.directory, {})
+            case dict() as given:
+                return _Fields(self.directory, given, f"{self.prefix}{name}.")
+        raise self._wrong(name, "an object")
+
+    def patterns(self, name: str) -> tuple[str, ...]:
+        """Return a list of names and, after `re:`, of regular expressions."""
+        match self.given.get(name):
+            case None:
+                return ()
+            case [*patterns] if all(isinstance(each, str) and _compiles(each) for each in patterns):
+                return tuple(patterns)
+        raise self._wrong(name, "a list of names and, after re:, of patterns")
+
+    def architecture(self, known: set[str]) -> str:
+        """Return the class that vLLM takes."""
+        match self.given.get("architectures"):
+            case [str(name)] if name in known:
+                return name
+        raise self._wrong("architectures", f"a list of one of {', '.join(sorted(known))}")
+
+    def latent(self) -> Latent:
+        """Return what they say of latent attention."""
+        no_rank = self.given.get("q_lora_rank", "missing") is None
+        return Latent(
+            heads=self.number("num_attention_heads"),
+            q_lora_rank=None if no_rank else self.number("q_lora_rank"),
+            kv_lora_rank=self.number("kv_lora_rank"),
+            nope=self.number("qk_nope_head_dim"),
+            rope=self.number("qk_rope_head_dim"),
+            value=self.number("v_head_dim"),
+        )
+
+    def quantization(self) -> Quantization:
+        """Return what they say as a quantization_config; of several groups the first counts."""
+        groups, scheme = self.fields("config_groups"), self.fields("kv_cache_scheme")
+        weights = [groups.fields(name).fields("weights") for name in groups.given] or [groups]
+        return Quantization(
+            method=self.text("quant_method"),
+            form=self.text("format"),
+            bits=weights[0].number("num_bits", 0, least=0),
+            group=weights[0].number("group_size", 0, least=-1),
+            symmetric=weights[0].given.get("symmetric", True) is True,
+            ignore=self.patterns("ignore"),
+            kv_cache=f"{scheme.text('type')}{scheme.number('num_bits', 0, least=0)}" if scheme else None,
+        )
+
+    def _wrong(self, name: str, expected: str) -> ConfigError:
+        given = self.given.get(name, ...)
+        found = "missing" if given is ... else "null" if given is None else _shortened(repr(given))
+        where = self.prefix + name
+        where = _shortened(where if where.isprintable() else repr(where))
+        return ConfigError(f"{self.directory / CONFIG}: {where} is {found}, expected {expected}")
 
 
-def _quantization(directory: Path, given: Any) -> Quantization:
-    if not isinstance(given, dict):
-        raise _unusable(directory, "quantization_config", given, "an object")
-    groups = given.get("config_groups") or {}
-    weights = next((group.get("weights") or {} for group in groups.values()), {})
-    scheme = given.get("kv_cache_scheme") or {}
-    return Quantization(
-        method=str(given.get("quant_method")),
-        form=str(given.get("format")),
-        bits=weights.get("num_bits") or 0,
-        group=weights.get("group_size") or 0,
-        symmetric=bool(weights.get("symmetric", True)),
-        ignore=tuple(given.get("ignore") or ()),
-        kv_cache=f"{scheme.get('type')}{scheme.get('num_bits')}" if scheme else None,
-    )
+def _is_whole(given: object, least: int, most: int = _LARGEST) -> TypeGuard[int]:
+    return type(given) is int and least <= given <= most
 
 
-def _whole(directory: Path, name: str, given: Any) -> int:
-    if type(given) is not int or given < 0:
-        raise _unusable(directory, name, given, "a whole number")
-    return given
+def _compiles(entry: str) -> bool:
+    try:
+        re.compile(entry.removeprefix("re:"))
+    except (re.error, OverflowError, RecursionError):
+        return not entry.startswith("re:")
+    return True
 
 
-def _unusable(directory: Path, name: str, given: Any, expected: str) -> ConfigError:
-    found = "is missing" if given is None else f"is {given!r}"
-    return ConfigError(f"{directory / CONFIG}: {name} {found}, expected {expected}")
+def _shortened(text: str) -> str:
+    return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}..."

@@ -5,10 +5,11 @@ without a gap (https://huggingface.co/docs/safetensors). safetensors' own reader
 tensors lie nor by how much it is too short.
 """
 
+import errno
 import json
 import math
-import os
 import re
+import stat
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -64,6 +65,13 @@ class _BrokenError(Exception):
     """A file is not a whole safetensors file; the message says in what respect."""
 
 
+def regular_file(path: Path) -> Path:
+    """Return the path of a file, to be opened; raises OSError where it is none: a pipe would be waited for."""
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise OSError(errno.EINVAL, "it is no regular file", str(path))
+    return path
+
+
 def read_weights(directory: Path) -> Weights:
     """Read the index and every header in `directory`; raises OSError where the directory itself cannot be read."""
     shards = sorted(path for path in directory.iterdir() if path.suffix == ".safetensors")
@@ -100,8 +108,8 @@ def _try_to_read(path: Path) -> dict[str, Tensor] | Fault:
 
 
 def _read_header(path: Path) -> dict[str, Tensor]:
-    with path.open("rb") as file:
-        size = os.fstat(file.fileno()).st_size
+    with regular_file(path).open("rb") as file:
+        size = path.stat().st_size
         start = file.read(len(_POINTER))
         if start == _POINTER:
             raise _BrokenError(f"is a Git LFS pointer of {size} bytes, not the file that it stands for")
@@ -123,7 +131,7 @@ def _read_header(path: Path) -> dict[str, Tensor]:
             if end - begin != math.prod(shape) * _BYTES.get(dtype, 0) and dtype in _BYTES:
                 raise _BrokenError(f"gives {name} {end - begin} bytes, and {dtype} {shape} takes others")
             tensors[name] = Tensor(dtype, tuple(shape), path.name, end - begin)
-    except (ValueError, LookupError, TypeError, AttributeError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise _BrokenError(f"has a header that is not safetensors' ({error})") from None
     spans.sort()
     data = spans[-1][1] if spans else 0
@@ -139,13 +147,13 @@ def _read_index(directory: Path) -> tuple[dict[str, str] | None, list[Fault]]:
     """Return which file holds each tensor, None without an index; total_size alone is only told."""
     path = directory / INDEX
     try:
-        content = json.loads(path.read_bytes())
+        content = json.loads(regular_file(path).read_bytes())
         held = {str(name): str(file) for name, file in content["weight_map"].items()}
     except FileNotFoundError:
         return None, []
     except OSError as error:
         return None, [Fault(f"{INDEX} cannot be read: {error.strerror}", f"see the disk, and who may read {path}")]
-    except (ValueError, LookupError, TypeError, AttributeError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         return None, [Fault(f"{INDEX} is not an index of safetensors files ({error})", f"fetch {INDEX} again")]
     return held, []
 

@@ -91,11 +91,6 @@ def drafter_name(name: str) -> str:
     return name.replace("layers.0.", "midlayer.", 1) if name.startswith("layers.0.") else name
 
 
-def size(layout: Layout) -> int:
-    """Return the bytes of all tensors."""
-    return sum(expected.size for expected in layout.values())
-
-
 def _plain(name: str, rows: int, columns: int) -> Layout:
     return {f"{name}.weight": Expected("BF16", (rows, columns))}
 

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from aerie.checkpoint.config import Drafter, Target
+from aerie.checkpoint.config import CONFIG, ConfigError, Drafter, Target, default_aux_layers
 
 LEAST_LAYERS = 7
-"""For which vLLM's default auxiliary layers 2, n/2 and n-3 differ from one another."""
+"""For which vLLM's default auxiliary layers differ from one another."""
 _LAYERS_A_STAGE = 4
 _EXPERTS = 16
 
@@ -74,7 +74,7 @@ class _Edit:
 def shrink_target(target: Target, profile: Profile, stages: int = 1) -> Shrunken:
     """Return a target of few layers, for so many pipeline stages."""
     config = copy.deepcopy(dict(target.whole))
-    edit = _Edit(config, config.get("text_config", config))
+    edit = _Edit(config, config.get("text_config") or config)
     edit.set("num_hidden_layers", min(target.layers, max(LEAST_LAYERS, _LAYERS_A_STAGE * stages)))
     edit.set("n_routed_experts", min(target.experts.routed, max(_EXPERTS, 2 * target.experts.active)))
     if profile is Profile.CPU:
@@ -94,7 +94,8 @@ def shrink_target(target: Target, profile: Profile, stages: int = 1) -> Shrunken
 def _shrink_vision(config: dict[str, Any], target: Target) -> list[Change]:
     vision = target.vision
     assert vision is not None  # noqa: S101 - of this module's caller
-    edit = _Edit(config, config["vision_config"], "vision_config.")
+    config["vision_config"] = part = config.get("vision_config") or {}
+    edit = _Edit(config, part, "vision_config.")
     heads = min(vision.heads, _VISION_HEADS)
     width = vision.width // vision.heads * heads
     # The published names, and those of transformers' own class, which does not know the published ones.
@@ -112,11 +113,14 @@ def _shrink_vision(config: dict[str, Any], target: Target) -> list[Change]:
 
 
 def shrink_drafter(drafter: Drafter, target: Target, shrunken: Target, profile: Profile) -> Shrunken:
-    """Return a drafter for the shrunken target, which reads the layers that stand where the real ones do."""
+    """Return a drafter for the shrunken target, which reads the layers that stand where the real ones do.
+
+    Raises ConfigError where it reads more layers than the shrunken target has.
+    """
     config = copy.deepcopy(dict(drafter.whole))
     edit = _Edit(config, config, "drafter.")
     if drafter.aux_layers is not None:
-        ids = move_layers(drafter.aux_layers, target.layers, shrunken.layers)
+        ids = _moved(drafter, target, shrunken)
         nested = config.get("eagle_config") or {}
         for part in (config, nested):
             for name in ("eagle_aux_hidden_state_layer_ids", "layer_ids"):
@@ -139,20 +143,27 @@ def shrink_drafter(drafter: Drafter, target: Target, shrunken: Target, profile: 
     return Shrunken(config, tuple(edit.changes))
 
 
+def _moved(drafter: Drafter, target: Target, shrunken: Target) -> list[int]:
+    try:
+        return move_layers(drafter.aux_layers or (), target.layers, shrunken.layers)
+    except ValueError as error:
+        raise ConfigError(f"{drafter.directory / CONFIG}: {error}: only static checks can be made of it") from None
+
+
 def move_layers(ids: Sequence[int], layers: int, fewer: int) -> list[int]:
     """Return where layers of a model stand in one with fewer: ends stay ends, others do not become ends, none meet.
 
     vLLM's default stays the default: 2, 30, 58 of 61 are 2, 3, 4 of 7. Raises ValueError for more ids than there is
     room for.
     """
-    if len(ids) > fewer + 1:
-        raise ValueError(f"{len(ids)} auxiliary layers do not fit into {fewer} layers")
-    if tuple(ids) == (2, layers // 2, layers - 3):
-        return [2, fewer // 2, fewer - 3]
+    if tuple(ids) == default_aux_layers(layers):
+        return list(default_aux_layers(fewer))
     moved = [each and (fewer if each == layers else max(1, round(each * fewer / layers))) for each in ids]
     for number in range(1, len(moved)):
         moved[number] = max(moved[number], moved[number - 1] + 1)
     for number in range(len(moved) - 1, -1, -1):
         limit = moved[number + 1] - 1 if number < len(moved) - 1 else fewer - (ids[number] < layers)
         moved[number] = min(moved[number], limit)
+    if moved and moved[0] < min(ids[0], 1):
+        raise ValueError(f"{len(ids)} auxiliary layers do not fit into {fewer} layers")
     return moved

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 
 import pytest
 from sparse_checkpoint import write_shard, write_sparse
@@ -148,3 +149,18 @@ def test_the_index_may_lie_elsewhere_in_its_total(checkpoint):
     index["metadata"]["total_size"] = 1
     (checkpoint / INDEX).write_text(json.dumps(index))
     assert faults(checkpoint) == []
+
+
+@pytest.mark.parametrize("name", ["z.safetensors", FIRST, INDEX])
+def test_a_pipe_is_not_waited_for(checkpoint, name):
+    (checkpoint / name).unlink(missing_ok=True)
+    os.mkfifo(checkpoint / name)
+    assert (f"{name} cannot be read: it is no regular file", True) in faults(checkpoint)
+
+
+def test_nesting_without_end(checkpoint):
+    (checkpoint / INDEX).write_text("[" * 100_000)
+    assert any(text.startswith(f"{INDEX} is not an index") for text, _ in faults(checkpoint))
+    header = b'{"a":' * 100_000
+    (checkpoint / FIRST).write_bytes(len(header).to_bytes(8, "little") + header)
+    assert any(text.startswith(f"{FIRST} has a header that is not safetensors'") for text, _ in faults(checkpoint))

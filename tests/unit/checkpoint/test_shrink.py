@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from sparse_checkpoint import MODELS
 
-from aerie.checkpoint.config import Drafter, Target, read_drafter, read_target
-from aerie.checkpoint.layout import size, target_layout
+from aerie.checkpoint.config import ConfigError, Drafter, Target, read_drafter, read_target
+from aerie.checkpoint.layout import target_layout
 from aerie.checkpoint.shrink import Profile, move_layers, shrink_drafter, shrink_target
 from aerie.checkpoint.tiny import configs
 from aerie.rehearsal.findings import Verdict
@@ -36,7 +36,7 @@ def test_with_gpus_depth_and_experts_alone_are_less():
 
 def test_with_gpus_it_takes_eleven_gigabytes_in_all():
     shrunken = Target(KIMI.directory, shrink_target(KIMI, Profile.GPU).config)
-    assert 10.5e9 < size(target_layout(shrunken)) < 11e9
+    assert 10.5e9 < sum(expected.size for expected in target_layout(shrunken).values()) < 11e9
 
 
 def test_without_one_widths_are_less_too_and_each_is_told():
@@ -139,6 +139,21 @@ def test_layers_move_in_proportion_and_stay_apart(ids, fewer, moved):
     assert move_layers(ids, 61, fewer) == moved
 
 
-def test_more_layers_than_there_is_room_for():
-    with pytest.raises(ValueError, match="9 auxiliary layers do not fit into 7 layers"):
-        move_layers(range(9), 61, 7)
+@pytest.mark.parametrize("ids", [range(9), range(8), range(1, 8), [*range(2, 9)], [*range(54, 62), 61]])
+def test_more_layers_than_there_is_room_for(ids):
+    with pytest.raises(ValueError, match=f"{len(ids)} auxiliary layers do not fit into 7 layers"):
+        move_layers(ids, 61, 7)
+
+
+@pytest.mark.parametrize("ids", [range(7), [*range(7), 61], range(1, 7), range(55, 62)])
+def test_as_many_as_there_is_room_for(ids):
+    moved = move_layers(ids, 61, 7)
+    assert moved == sorted(set(moved))
+    assert 0 <= moved[0] <= moved[-1] <= 7
+
+
+def test_a_drafter_of_too_many_layers_is_told_with_its_file(tmp_path):
+    config = configs.MLA_DRAFTER | {"eagle_aux_hidden_state_layer_ids": [*range(9)]}
+    target = Target(KIMI.directory, shrink_target(KIMI, Profile.GPU).config)
+    with pytest.raises(ConfigError, match=f"{tmp_path / 'config.json'}: 9 auxiliary layers do not fit into 7 layers"):
+        shrink_drafter(Drafter(tmp_path, config), KIMI, target, Profile.GPU)
