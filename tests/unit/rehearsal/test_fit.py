@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from aerie.checkpoint.config import read_drafter, read_target
@@ -100,11 +102,8 @@ def test_an_embedding_that_cannot_be_shared(kimi, mla_drafter):
         ([0, 30, 61], None),
         ([2, 30, 62], "layer 62 of 61: id i is the input of layer i, so ids are 0 to 61"),
         ([2, 30, 70], "layer 70 of 61"),
-        ([-1, 30, 58], "layer -1 of 61"),
         ([2, 30, 30], "an id occurs twice in [2, 30, 30]"),
         ([58, 30, 2], "[58, 30, 2] is not in ascending order"),
-        ([2, "30", 58], "the ids are [2, '30', 58], not whole numbers"),
-        ([2, True, 58], "not whole numbers"),
         ([2, 30], None),
     ],
 )
@@ -152,13 +151,41 @@ def test_another_dtype(kimi, mla_drafter):
         ("/data/Kimi-K2-Instruct-0905", "K2"),
         ("/hub/models--moonshotai--Kimi-K2.7-Code/snapshots/0b0c6ac039089ad2c2418c91c039553381a302d9", "K2.7"),
         ("/data/Kimi-K2.5/target", "K2.5"),
+        ("/data/kimi-k2-5", "K2.5"),
+        ("/data/kimi_k2_5_eagle3", "K2.5"),
+        ("/data/Kimi-K2p5", "K2.5"),
+        ("/data/Kimi-K2-8bit", "K2"),
+        ("/data/Kimi-K2-Instruct-2", "K2"),
+        ("/data/Kimi-K25-eagle3", "K2.5"),
         ("/data/kimi_k2", "K2"),
         ("/data/llama", None),
         ("/data/kimi-linear", None),
     ],
 )
 def test_generations_are_read_from_names(tmp_path, path, named):
-    assert generation(tmp_path.__class__(path)) == named
+    assert generation(Path(path), Path("/elsewhere/drafter")) == named
+
+
+# What stands in the names of a target with vision and of a drafter for K2.5.
+@pytest.mark.parametrize(
+    ("target", "drafter", "verdict"),
+    [
+        ("kimi-k2-5", "kimi-k2.5-eagle3-mla", Verdict.PASSED),
+        ("Kimi-K2p5", "kimi-k2.5-eagle3", Verdict.PASSED),
+        ("Kimi-K2.5", "Kimi-K2.5/eagle3", Verdict.PASSED),
+        # A name that both share is the house's, and the vision tower tells more than a name.
+        ("kimi-k2/Kimi-K2.5", "kimi-k2/eagle3", Verdict.SKIPPED),
+        ("kimi-k2/target", "kimi-k2/eagle3", Verdict.SKIPPED),
+        ("kimi-k2-serving/target", "Kimi-K2.5-eagle3", Verdict.SKIPPED),
+        ("Kimi-K2", "Kimi-K2.5-eagle3", Verdict.SKIPPED),
+        ("Kimi-K2", "Kimi-K2-eagle3", Verdict.SKIPPED),
+        ("target", "Kimi-K2-eagle3", Verdict.FAILED),
+        ("Kimi-K2.6", "Kimi-K2.5-eagle3", Verdict.FAILED),
+    ],
+)
+def test_names_of_houses_count_for_nothing(published, target, drafter, verdict):
+    pair = published("moonshotai--Kimi-K2.5", target), published("lightseekorg--kimi-k2.5-eagle3-mla", drafter)
+    assert findings(*pair)["drafter generation"].verdict is verdict
 
 
 def test_a_drafter_of_another_generation(published):

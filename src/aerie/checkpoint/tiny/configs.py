@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from aerie.checkpoint.config import default_aux_layers
 from aerie.checkpoint.tiny.script import SPECIAL_ID, VOCABULARY
 from aerie.checkpoint.tiny.tokenizer import MAX_LENGTH
 
@@ -37,9 +38,8 @@ VISION_MLP_WIDTH = 128
 PATCH = 14
 POSITIONS = 16  # of the vision tower's learned position table, a side
 
-# The layers whose inputs the drafters read. vLLM's id i is the input of layer i; its default for such a target is 2,
-# half, and three before the end.
-AUX_LAYERS = (2, LAYERS // 2, LAYERS - 3)
+# The layers whose inputs the drafters read; vLLM's id i is the input of layer i.
+AUX_LAYERS = default_aux_layers(LAYERS)
 
 END_OF_TURN = SPECIAL_ID["<|im_end|>"]
 TOKEN_IDS = {"bos_token_id": SPECIAL_ID["[BOS]"], "eos_token_id": END_OF_TURN, "pad_token_id": SPECIAL_ID["[PAD]"]}

@@ -8,14 +8,18 @@ import re
 from collections.abc import Container, Iterator, Mapping
 from pathlib import Path
 
-from aerie.checkpoint.config import Drafter, Target
+from aerie.checkpoint.config import Drafter, Target, default_aux_layers
 from aerie.checkpoint.files import Tensor
 from aerie.rehearsal.findings import Finding, failed, passed, skipped, warned
 
-_GENERATION = re.compile(r"kimi[-_]?k[-_]?(\d)\.?(\d)?(?!\d)", re.IGNORECASE)
+_GENERATION = re.compile(
+    r"kimi[-_]?k[-_]?(\d)"
+    # Of K2-0905 and K2-8bit what follows is no second number.
+    r"(?:\.?(\d)(?!\d)|[-_p](\d)(?![0-9a-z]))?(?!\d)",
+    re.IGNORECASE,
+)
 _DEEPSEEK_POSITIONS = 4096
 """What transformers' DeepseekV3Config takes where max_position_embeddings is missing."""
-_STATES_BY_DEFAULT = 3
 _READS_NESTED = "eagle3-aux-layer-ids"
 """The patch without which the V2 runner takes its default, and says nothing."""
 
@@ -36,24 +40,28 @@ def drafter_fits(
     yield _dtype(target, drafter)
 
 
-def default_aux_layers(layers: int) -> tuple[int, ...]:
-    """Return the layers whose inputs vLLM takes where the drafter names none (models/interfaces.py)."""
-    return (2, layers // 2, layers - 3)
+def generation(directory: Path, other: Path) -> str | None:
+    """Return a Kimi's generation, such as K2.5, by its directory's name or those above it; None where none says so.
 
-
-def generation(directory: Path) -> str | None:
-    """Return a Kimi's generation, such as K2.5, by its directory's name or those above it; None where none says so."""
-    for part in reversed(directory.parts):
-        if found := _GENERATION.search(part):
-            return f"K{found[1]}" + (f".{found[2]}" if found[2] else "")
+    A directory that `other` lies in, too, is named for the house and not for one of them.
+    """
+    shared = {*directory.parents} & {*other.parents}
+    for path in (directory, *directory.parents):
+        if path in shared:
+            break
+        if found := _GENERATION.search(path.name):
+            minor = found[2] or found[3]
+            return f"K{found[1]}" + (f".{minor}" if minor else "")
     return None
 
 
 def _generation(target: Target, drafter: Drafter) -> Finding:
     check = "drafter generation"
-    ours, its = generation(target.directory), generation(drafter.directory)
-    if its == "K2" and ours is None and target.is_multimodal:
-        ours = "K2.5 or later"  # there is no K2 with a vision tower
+    ours, its = generation(target.directory, drafter.directory), generation(drafter.directory, target.directory)
+    if target.is_multimodal and ours == "K2":
+        return skipped(check, f"{target.directory} has a vision tower, which no K2 has: names tell nothing here")
+    if target.is_multimodal and ours is None and its == "K2":
+        ours = "K2.5 or later"
     if ours is None or its is None:
         unnamed = target.directory if ours is None else drafter.directory
         return skipped(check, f"{unnamed.name} does not name its generation, and no config.json does")
@@ -100,7 +108,7 @@ def _aux_layers(target: Target, drafter: Drafter, patches: Container[str]) -> Fi
     ids, default = drafter.aux_layers, default_aux_layers(target.layers)
     where = f"eagle_aux_hidden_state_layer_ids of {drafter.directory / 'config.json'}"
     if ids is None:
-        if drafter.aux_states != _STATES_BY_DEFAULT:
+        if drafter.aux_states != len(default):
             return failed(
                 check,
                 f"the drafter reads {drafter.aux_states} states and names no layers; vLLM would give it {default}",
@@ -127,12 +135,10 @@ def _aux_layers(target: Target, drafter: Drafter, patches: Container[str]) -> Fi
     return passed(check, f"the inputs of layers {_listed(ids)}")
 
 
-def _wrong_ids(ids: tuple[object, ...], layers: int, states: int) -> tuple[str, str] | None:
+def _wrong_ids(ids: tuple[int, ...], layers: int, states: int) -> tuple[str, str] | None:
     """Return what is wrong with the ids, and what to do; None where nothing is."""
-    numbers = [each for each in ids if type(each) is int]
-    if len(numbers) != len(ids):
-        return f"the ids are {list(ids)}, not whole numbers", "correct them"
-    if outside := [each for each in numbers if not 0 <= each <= layers]:
+    numbers = list(ids)
+    if outside := [each for each in numbers if each > layers]:
         return (
             f"layer {outside[0]} of {layers}: id i is the input of layer i, so ids are 0 to {layers}",
             "take the drafter that was trained on this target, or correct them",
@@ -194,7 +200,7 @@ def _positions(drafter: Drafter, longest: int) -> Finding:
 
 def _dtype(target: Target, drafter: Drafter) -> Finding:
     check = "drafter dtype"
-    ours, its = (_dtype_of(given) for given in (target.text, drafter.whole))
+    ours, its = target.dtype, drafter.dtype
     if ours is None or its is None:
         return skipped(check, "a config.json does not say its dtype; vLLM takes the target's for both")
     if ours != its:
@@ -204,11 +210,6 @@ def _dtype(target: Target, drafter: Drafter) -> Finding:
             "see whether it comes in the target's dtype, too",
         )
     return passed(check, ours)
-
-
-def _dtype_of(config: Mapping[str, object]) -> str | None:
-    given = config.get("dtype") or config.get("torch_dtype")
-    return given if isinstance(given, str) else None
 
 
 def _listed(ids: tuple[int, ...]) -> str:
