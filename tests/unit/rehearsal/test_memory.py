@@ -363,3 +363,8 @@ def test_what_ranks_do_not_split(kimi):
         66.45, 4.51, 0.21, 0.88
     )  # fmt: skip
     assert "vision" not in {term.name for term in planned(["m", "-tp", "8", "--language-model-only"], target).inside}
+
+
+def test_more_stages_than_layers():
+    assert layers_of_stages(3, 100_000_000_000) == [1, 1, 1]
+    assert planned(["m", "-pp", "100000000000"], TARGET).token > 0

@@ -86,6 +86,11 @@ def test_numbers_that_cannot_be(words, message):
         settings(*words)
 
 
+def test_fewer_than_no_drafted_tokens():
+    found = settings("-sc", '{"method": "eagle3", "num_speculative_tokens": -1}', "--max-num-seqs", "128")
+    assert (found.drafted, found.rows, len(found.decode_graph_sizes)) == (0, 128, len(found.graph_sizes))
+
+
 def test_speculation_by_the_short_way():
     found = settings("--spec-model", "/x", "--spec-tokens", "2", "-sc.method", "eagle3").speculation
     assert (found.method, found.model, found.tokens) == ("eagle3", "/x", 2)

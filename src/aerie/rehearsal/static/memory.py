@@ -229,7 +229,8 @@ def will_fit(plan: Plan) -> Iterator[Finding]:
 
 
 def layers_of_stages(layers: int, stages: int) -> list[int]:
-    """Return how many layers each pipeline stage has (vllm/distributed/utils.py, get_pp_indices)."""
+    """Return how many layers each pipeline stage has (vllm/distributed/utils.py, get_pp_indices); one at least."""
+    stages = min(stages, layers)
     each, more = divmod(layers, stages)
     counts = [each] * stages
     # The last stage has the head, so what is left over goes to those before it.

@@ -94,7 +94,7 @@ class Settings:
     @property
     def drafted(self) -> int:
         """Tokens drafted a step; 0 without speculation."""
-        return self.speculation.tokens if self.speculation else 0
+        return max(0, self.speculation.tokens) if self.speculation else 0
 
     @property
     def rows(self) -> int:
@@ -125,7 +125,7 @@ def settings_from(
     sequences = _within("max-num-seqs", _whole(given, "max-num-seqs", min(sequences, step_tokens)), _MOST_ROWS)
     speculation = _speculation(given)
     eager = str(_value(given, "enforce-eager", absent=False)).lower() not in _OFF
-    verified = speculation.tokens + 1 if speculation else 1
+    verified = max(0, speculation.tokens) + 1 if speculation else 1
     return Settings(
         given=given,
         tensor_parallel=ranks["tensor"],
