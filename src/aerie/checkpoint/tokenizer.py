@@ -6,10 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from aerie.checkpoint.files import regular_file
+
 FAST, TIKTOKEN, SENTENCEPIECE = VOCABULARIES = "tokenizer.json", "tiktoken.model", "tokenizer.model"
 """Files that each are a vocabulary; transformers takes the first."""
 CONFIG = "tokenizer_config.json"
 _GENERATION = "generation_config.json"
+_LONGEST_ID = 9  # digits
 
 
 @dataclass(frozen=True)
@@ -61,7 +64,7 @@ def read_tokenizer(directory: Path) -> Tokenizer:
 
     try:
         names = frozenset(path.name for path in directory.iterdir())
-    except OSError:
+    except (OSError, ValueError):  # the second for a name that no file can have
         names = frozenset[str]()
     config, generation = read(CONFIG), read(_GENERATION)
     ordinary, special = None, _added(config)
@@ -79,14 +82,15 @@ def _added(config: Mapping[str, Any]) -> dict[str, int]:
     return {
         token["content"]: int(number)
         for number, token in (listed.items() if isinstance(listed, dict) else ())
-        if isinstance(token, dict) and isinstance(token.get("content"), str) and number.isdecimal()
+        if isinstance(token, dict) and isinstance(token.get("content"), str)
+        if number.isdecimal() and len(number) <= _LONGEST_ID
     }
 
 
 def _read_object(path: Path) -> Mapping[str, Any]:
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:  # a UnicodeDecodeError is one
+        content = json.loads(regular_file(path).read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:  # a UnicodeDecodeError is a ValueError
         raise _BrokenError(f"is not JSON ({error})") from None
     if not isinstance(content, dict):
         raise _BrokenError(f"holds {type(content).__name__}, not an object")
@@ -105,12 +109,12 @@ def _read_fast(path: Path) -> tuple[int, dict[str, int]]:
             else [number for token, number in vocabulary.items() if token not in added]
         )
         return max(ids, default=-1) + 1, added
-    except (LookupError, TypeError, ValueError, AttributeError) as error:
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
         raise _BrokenError(f"has not the form of a tokenizer ({error!r})") from None
 
 
 def _read_tiktoken(path: Path) -> int:
-    words = path.read_bytes().split()
+    words = regular_file(path).read_bytes().split()
     ranks = words[1::2]
     # They begin with 0 and have no gap.
     if len(words) != 2 * len(ranks) or not ranks or set(ranks) != {b"%d" % rank for rank in range(len(ranks))}:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import os
 
 import pytest
 from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from odd_json import mutations, nested, replaced
 from sparse_checkpoint import MODELS
 
 from aerie.checkpoint.config import CONFIG, ConfigError, read_drafter, read_target
@@ -35,32 +34,6 @@ def write(directory, config):
     directory.mkdir(exist_ok=True)
     (directory / CONFIG).write_text(config if isinstance(config, str) else json.dumps(config))
     return directory
-
-
-def replaced(config, path, value):
-    """Return a copy with one field set, or taken out with `...`."""
-    config = copy.deepcopy(config)
-    part = config
-    for name in path[:-1]:
-        part = part[name]
-    if value is ...:
-        del part[path[-1]]
-    else:
-        part[path[-1]] = value
-    return config
-
-
-def paths(part, above=()):
-    items = part.items() if isinstance(part, dict) else enumerate(part) if isinstance(part, list) else ()
-    for name, value in items:
-        yield (*above, name)
-        yield from paths(value, (*above, name))
-
-
-def nested(depth, innermost=1):
-    for _ in range(depth):
-        innermost = [innermost]
-    return innermost
 
 
 def refusal(read, directory):
@@ -209,20 +182,6 @@ def test_a_pipe_is_no_file(tmp_path):
     assert "cannot be read" in refusal(read_target, tmp_path)
 
 
-ODD = st.one_of(
-    st.sampled_from([
-        ..., None, True, False, "", "7", "re:(", "re:[[a]", "\ud800", "\0", "x" * 2000, -1, 0, 1, 2, 7, 128, 1.5, 1e308,
-        float("inf"), float("nan"), 10**6, 2**31 - 1, 10**30, [], [1], [2, 2], ["a"], [{}], {}, {"a": 1}, {"g": None},
-        nested(40), list(range(9)), list(range(2000)), [10**30], [0, 0], [58, 30, 2],
-    ]),
-    st.recursive(
-        st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
-        lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner, max_size=4),
-        max_leaves=5,
-    ),
-)  # fmt: skip
-
-
 def small(config):
     """Of a target, so that its layout takes milliseconds."""
     part = config.get("text_config", config)
@@ -233,18 +192,6 @@ def small(config):
 TARGETS = [small(published(name)) for name in (KIMI, K2)]
 REAL = read_target(MODELS / K2)
 DRAFTERS = [published(name) | more for name in (MLA, LLAMA) for more in ({}, OPTIONAL)]
-
-
-def mutations(configs):
-    """Return one of them with one field or two replaced, at any depth."""
-    one = st.sampled_from([(config, path) for config in configs for path in paths(config)])
-    first = st.builds(lambda chosen, value: replaced(*chosen, value), one, ODD)
-    second = first.flatmap(
-        lambda config: st.builds(
-            lambda path, value: replaced(config, path, value), st.sampled_from([*paths(config)]), ODD
-        )
-    )
-    return first | second
 
 
 def tried(function, *arguments):

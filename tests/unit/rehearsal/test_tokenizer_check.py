@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from odd_json import mutations
 
 from aerie.checkpoint.config import read_target
 from aerie.checkpoint.tiny.script import VOCABULARY
@@ -22,11 +25,11 @@ class Checkpoint:
         self.directory = directory
 
     def findings(self, *, needed=True, **given):
-        settings = settings_from(
+        engine = settings_from(
             {"trust-remote-code": True, **{name.replace("_", "-"): value for name, value in given.items()}},
             RTX_PRO_6000,
         )
-        found = tokenizer_is_right(read_target(self.directory), read_tokenizer(self.directory), settings, needed=needed)
+        found = tokenizer_is_right(read_target(self.directory), read_tokenizer(self.directory), engine, needed=needed)
         return {each.check: each for each in found}
 
     def says(self, check, **given):
@@ -147,6 +150,60 @@ def test_the_code_that_it_brings(whole):
         Verdict.FAILED,
         "tokenizer_config.json takes tokenization_kimi.TikTokenTokenizer, and there is no tokenization_kimi.py",
     )
+
+
+def test_the_older_form_of_the_code_that_it_brings(whole):
+    """A list for AutoTokenizer alone, as transformers wrote it before there was a mapping."""
+    whole.change("tokenizer_config.json", auto_map=["tokenization_kimi.TikTokenTokenizer", None])
+    assert whole.says("tokenizer")[0] is Verdict.PASSED
+    assert whole.says("tokenizer", trust_remote_code=False) == (
+        Verdict.FAILED, "tokenizer_config.json takes code of the checkpoint's own, tokenization_kimi.TikTokenTokenizer",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["tokenizer_config.json", "generation_config.json", "tokenizer.json"])
+def test_files_that_cannot_be_read(whole, name):
+    path = whole.directory / name
+    path.write_text("[" * 100_000)
+    assert whole.says("tokenizer")[1].startswith(f"{name} is not JSON (")
+    path.unlink()
+    os.mkfifo(path)
+    assert whole.says("tokenizer") == (Verdict.FAILED, f"{name} cannot be read: it is no regular file")
+
+
+SMALL = {
+    "tokenizer_config.json": {
+        "auto_map": {"AutoTokenizer": ["tokenization_kimi.TikTokenTokenizer", None]},
+        "added_tokens_decoder": {"2": {"content": "<|im_end|>"}, "3": {"content": "[PAD]"}},
+        "eos_token": "<|im_end|>",
+        "pad_token": {"content": "[PAD]"},
+        "chat_template": "{{ messages }}",
+    },
+    "generation_config.json": {"eos_token_id": [2, 3]},
+    "tokenizer.json": {
+        "model": {"vocab": {"a": 0, "b": 1, "<|im_end|>": 2}},
+        "added_tokens": [{"content": "<|im_end|>", "id": 2}, {"content": "[PAD]", "id": 3}],
+    },
+}
+
+
+@settings(max_examples=200, deadline=2000, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(files=mutations([SMALL]))
+def test_every_form_of_its_files_ends_in_findings(kimi, files):
+    for name in SMALL:
+        content = files.get(name) if isinstance(files, dict) else None
+        (kimi.directory / name).write_text("" if content is None else json.dumps(content))
+    found = Checkpoint(kimi.directory).findings()
+    assert {"tokenizer", "end of turn", "chat template"} <= found.keys()
+
+
+@pytest.mark.parametrize("given_template", ["a" * 5000, "a\0b"])
+def test_a_template_whose_name_no_file_can_have(whole, given_template):
+    assert whole.says("chat template", chat_template=given_template)[0] is Verdict.FAILED
+
+
+def test_a_directory_whose_name_none_can_have(tmp_path):
+    assert read_tokenizer(tmp_path / "a\0b").names == frozenset()
 
 
 def test_an_answer_that_does_not_end(whole):

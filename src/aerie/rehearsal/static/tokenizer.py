@@ -4,6 +4,7 @@ vLLM loads a tokenizer of another model without a word: every id is one of the e
 """
 
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from aerie.checkpoint.config import ConfigError, Target
@@ -75,7 +76,8 @@ def _files(tokenizer: Tokenizer) -> Finding | None:
 
 
 def _code(tokenizer: Tokenizer, settings: Settings) -> Finding | None:
-    mapped = (tokenizer.config.get("auto_map") or {}).get("AutoTokenizer")
+    mapped = tokenizer.config.get("auto_map")
+    mapped = mapped.get("AutoTokenizer") if isinstance(mapped, dict) else mapped  # the older form is the list itself
     classes = [name for name in (mapped if isinstance(mapped, list) else [mapped]) if isinstance(name, str)]
     if classes and not settings.flag("trust-remote-code"):
         return failed(
@@ -177,8 +179,9 @@ def _given_template(given: str) -> Finding:
     check = "chat template"
     if any(letter in given for letter in _JINJA):
         return passed(check, "given as it is")
-    if Path(given).is_file():
-        return passed(check, given)
+    with suppress(OSError, ValueError):  # of a name that no file can have
+        if Path(given).is_file():
+            return passed(check, given)
     return failed(check, f"chat-template {given} is no file here", "mount it there, or give the path that it has")
 
 
