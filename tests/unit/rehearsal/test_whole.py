@@ -77,7 +77,57 @@ def test_another_dtype(drafter, dtype, verdict):
 
 def test_tensors_that_nobody_asks_for(drafter):
     (found,) = rewrite(drafter, t2d=Expected("BOOL", (163840,)), mystery__weight=Expected("BF16", (2, 2)))
-    assert found == ("drafter tensors", Verdict.WARNED, "config.json knows nothing of mystery.weight")
+    assert found == (
+        "drafter tensors", Verdict.FAILED, "config.json knows nothing of mystery.weight: vLLM ends its load there",
+    )  # fmt: skip
+
+
+PREFIX = "language_model.model.layers"
+SMALL = {"num_hidden_layers": 2, "n_routed_experts": 2, "num_experts_per_tok": 1, "num_nextn_predict_layers": 0}
+
+
+@pytest.mark.parametrize(
+    ("name", "verdict"),
+    [
+        # What deepseek_v2.py and its helpers leave out of a load.
+        (f"{PREFIX}.0.self_attn.rotary_emb.inv_freq", Verdict.PASSED),
+        (f"{PREFIX}.0.self_attn.rotary_emb.cos_cached", Verdict.PASSED),
+        (f"{PREFIX}.0.self_attn.q_a_proj.bias", Verdict.PASSED),
+        (f"{PREFIX}.1.mlp.shared_experts.up_proj.bias", Verdict.PASSED),
+        (f"{PREFIX}.1.mlp.experts.1.up_proj.bias", Verdict.FAILED),
+        (f"{PREFIX}.0.self_attn.k_scale", Verdict.PASSED),
+        (f"{PREFIX}.0.self_attn.k_proj.k_scale", Verdict.PASSED),
+        (f"{PREFIX}.0.self_attn.kv_scale", Verdict.PASSED),
+        (f"{PREFIX}.0.self_attn.v_zero_point", Verdict.PASSED),
+        (f"{PREFIX}.0.self_attn.indexer.wk.weight", Verdict.PASSED),
+        # Layers for multi-token prediction are left out where config.json gives their number, and otherwise end it.
+        (f"{PREFIX}.2.mlp.gate.weight", Verdict.WARNED),
+        (f"{PREFIX}.1.mlp.experts.2.up_proj.weight_packed", Verdict.FAILED),
+        (f"{PREFIX}.1.mlp.experts.1.up_proj.weight_zero_point", Verdict.WARNED),
+        (f"{PREFIX}.1.mlp.experts.1.up_proj.weight_g_idx", Verdict.WARNED),
+        (f"{PREFIX}.1.mlp.experts.1.up_proj.weight_shift", Verdict.FAILED),
+        (f"{PREFIX}.0.self_attn.q_a_proj.weight_scale", Verdict.FAILED),
+        (f"{PREFIX}.0.self_attn.q_scales", Verdict.FAILED),
+        ("vision_tower.encoder.blocks.0.wqkv.scale", Verdict.FAILED),
+        ("mm_projector.proj.1.weight", Verdict.FAILED),
+        ("lm_head.weight", Verdict.FAILED),
+    ],
+)
+def test_tensors_of_a_target_that_nobody_asks_for(published, name, verdict):
+    model = published("moonshotai--Kimi-K2.5")
+    layout = target_layout(read_target(model.change(**SMALL).directory))
+    write_shard(model.directory / "model.safetensors", layout | {name: Expected("BF16", (2, 2))})
+    weights = read_weights(model.directory)
+    (found,) = weights_are_whole("target", weights, layout, {each: each for each in weights.tensors})
+    assert found.verdict is verdict
+    assert (name in found.text) == (verdict is not Verdict.PASSED)
+
+
+def test_what_only_a_drafter_may_have(drafter):
+    (found,) = rewrite(drafter, mask_hidden=Expected("BF16", (1, 7168)))
+    assert found[1] is Verdict.PASSED
+    (found,) = rewrite(drafter, **{"layers.1.hidden_norm.weight": Expected("BF16", (7168,))})
+    assert found[1] is Verdict.FAILED
 
 
 def test_what_a_broken_file_lacks_is_not_told_twice(drafter):

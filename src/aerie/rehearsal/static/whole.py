@@ -5,14 +5,23 @@ they were allocated, and so does the rest of an expert that is smaller than it s
 (vllm/model_executor/model_loader/default_loader.py, layers/fused_moe/routed_experts.py, 0.32.0).
 """
 
+import re
 from collections.abc import Iterator, Mapping
 
 from aerie.checkpoint.files import Tensor, Weights, some
 from aerie.checkpoint.layout import Layout
 from aerie.rehearsal.findings import Finding, failed, passed, warned
 
-_UNPROVEN_NAMES = ("rotary_emb.inv_freq", "t2d")
-"""Endings of tensors that loaders skip."""
+_LEFT_OUT = re.compile(
+    r"rotary(?:_pos)?_emb\.(?:inv_freq|cos_cached|sin_cached)|\.indexer\."
+    r"|\.(?:[qkv]_(?:scale|zero_point)|kv_scale|q\.scale|[kv]_cache\.scale)$"
+    r"|^(?!.*\.mlp\.experts\.).*\.bias$"
+    r"|t2d|mask_hidden"
+)
+"""Tensors beyond the layout that loaders leave out (models/utils.py, deepseek_v2.py, deepseek_eagle3.py,
+llama_eagle3.py, quantization/base_config.py)."""
+_OF_SOME_QUANTISATIONS = re.compile(r"\.weight_(?:zero_point|g_idx)$")
+_LAYER = re.compile(r"(?:^|\.)layers\.(\d{1,9})\.")
 _FLOATS = frozenset({"BF16", "F16", "F32"})
 _GB = 1e9
 
@@ -66,13 +75,29 @@ def _against_layout(role: str, tensors: Mapping[str, Tensor], layout: Layout) ->
             f"{first} in {tensors[first].file} is {found}, and {expected} was expected{_more(dtypes)}",
             "vLLM converts floating-point numbers as it loads them; for anything else fetch the file again",
         )
-    others = {name for name in tensors.keys() - layout.keys() if not name.endswith(_UNPROVEN_NAMES)}
-    if others:
+    others = {name for name in tensors.keys() - layout.keys() if not _LEFT_OUT.search(name)}
+    doubtful = {name for name in others if _OF_SOME_QUANTISATIONS.search(name)} | _beyond_the_last_layer(others, layout)
+    if doubtful:
         yield warned(
             check,
-            f"config.json knows nothing of {some(others)}",
-            "vLLM ends its load at a tensor that it has no place for: see whether config.json is this checkpoint's",
+            f"config.json knows nothing of {some(doubtful)}",
+            "vLLM reads or leaves out such tensors by quantization_config and num_nextn_predict_layers, and otherwise "
+            "ends its load there: see whether config.json is this checkpoint's",
         )
+    if others := others - doubtful:
+        yield failed(
+            check,
+            f"config.json knows nothing of {some(others)}: vLLM ends its load there",
+            "config.json and weights are of two models or revisions: fetch both from the same one",
+        )
+
+
+def _beyond_the_last_layer(names: set[str], layout: Layout) -> set[str]:
+    """Return those of layers for multi-token prediction, whose number no layout has."""
+    last = max((int(found[1]) for name in layout if (found := _LAYER.search(name))), default=None)
+    if last is None:  # of a drafter with its midlayer alone
+        return set()
+    return {name for name in names if (found := _LAYER.search(name)) and int(found[1]) > last}
 
 
 def _more(names: set[str]) -> str:
