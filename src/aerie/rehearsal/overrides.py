@@ -35,16 +35,20 @@ _CPU = "there is no GPU"
 _ONE_RANK = "there is one rank"
 _BESIDE = "a service has the rest of the memory"
 _ADDRESS = "the service's own is not touched"
-_NOT_SHARDED = "the shrunken pair is written as one part"
+_ORDINARY = "the shrunken pair is an ordinary checkpoint"
+_SMALLER = "it is for larger steps"
 
-_READ_BY_ALL = ("auto", "hf", "safetensors")
-_READ_BY_GPUS = (*_READ_BY_ALL, "fastsafetensors", "runai_streamer", "instanttensor")
-"""Values of load-format that read an ordinary checkpoint, as the shrunken pair is one."""
+# Values of load-format (model_executor/model_loader/__init__.py); one that is not known is left to vLLM.
+_READS_ANOTHER_FORM = frozenset({
+    "dummy", "mistral", "npcache", "pt", "runai_streamer_sharded", "sharded_state", "tensorizer",
+})  # fmt: skip
+_READS_ON_GPUS = frozenset({"fastsafetensors", "instanttensor", "ipc_cache", "modelexpress", "runai_streamer"})
+# On a CPU vLLM does not look at attention-backend, but at the name that it holds: that stays.
 _OF_GPUS = (
-    "attention-backend", "attention-config", "kernel-config", "moe-backend", "linear-backend", "quantization",
-    "quantization-config", "kv-cache-dtype-skip-layers", "mm-encoder-attn-backend", "mm-encoder-attn-dtype",
-    "device-ids", "numa-bind", "numa-bind-nodes", "numa-bind-cpus", "enable-cumem-allocator", "cpu-offload-gb",
-    "offload-backend", "kv-offloading-size", "kv-cache-memory-bytes", "num-gpu-blocks-override",
+    "kernel-config", "moe-backend", "linear-backend", "quantization", "quantization-config",
+    "kv-cache-dtype-skip-layers", "mm-encoder-attn-backend", "mm-encoder-attn-dtype", "device-ids", "numa-bind",
+    "numa-bind-nodes", "numa-bind-cpus", "enable-cumem-allocator", "cpu-offload-gb", "offload-backend",
+    "kv-offloading-size", "kv-cache-memory-bytes", "num-gpu-blocks-override",
 )  # fmt: skip
 """What only GPUs have, or their memory and kernels alone; the shrunken pair for a CPU is not quantised, either."""
 _OF_RANKS = (
@@ -54,9 +58,9 @@ _OF_RANKS = (
     "data-parallel-hybrid-lb", "data-parallel-external-lb", "data-parallel-multi-port-external-lb",
     "enable-expert-parallel", "enable-eplb", "eplb-config", "enable-elastic-ep", "all2all-backend", "enable-dbo",
 )  # fmt: skip
-_OF_SPECULATION = frozenset({
-    "draft_tensor_parallel_size", "kv_cache_dtype", "attention_backend", "moe_backend", "quantization",
-})  # fmt: skip
+_OF_SPECULATION = frozenset({"draft_tensor_parallel_size", "kv_cache_dtype", "moe_backend", "quantization"})
+_OF_SIZES = ("max-num-active-seqs", "max-num-scheduled-tokens", "long-prefill-token-threshold")
+"""Limits that vLLM refuses above those of sequences, steps and requests."""
 _CAPTURED = ("cudagraph-capture-sizes", "max-cudagraph-capture-size")
 
 
@@ -109,10 +113,11 @@ def overrides(
         here = {name: value for name, value in options.items() if name not in dropped} | {"model": str(drafter)}
         why = f"the shrunken drafter, and {_CPU}" if dropped else "the shrunken drafter"
         yield Override("speculative-config", options, here, why)
-    readers = _READ_BY_ALL if profile is Profile.CPU else _READ_BY_GPUS
-    if (load_format := settings.text("load-format")) and load_format.lower() not in readers:
-        yield Override("load-format", load_format, None, _CPU if load_format in _READ_BY_GPUS else _NOT_SHARDED)
-        yield from _left_out(settings, ("model-loader-extra-config",), f"it is for {load_format}")
+    load_format = (settings.text("load-format") or "").lower()
+    is_for_gpus = profile is Profile.CPU and load_format in _READS_ON_GPUS
+    if is_for_gpus or load_format in _READS_ANOTHER_FORM:
+        why = _CPU if is_for_gpus else _ORDINARY
+        yield from _left_out(settings, ("load-format", "model-loader-extra-config"), why)
     if profile is Profile.CPU:
         yield from _on_a_cpu(settings, longest)
     elif beside:
@@ -161,6 +166,7 @@ def _on_a_cpu(settings: Settings, longest: int) -> Iterator[Override]:
         yield Override("kv-cache-dtype", settings.kv_dtype, "auto", _CPU)
     yield from _left_out(settings, _OF_RANKS, _ONE_RANK)
     yield from _left_out(settings, _OF_GPUS, _CPU)
+    yield from _left_out(settings, _OF_SIZES, _SMALLER)
     if not settings.eager:
         eager = settings.flag("enforce-eager")
         yield Override("enforce-eager", eager, here=True, why="compiling for a CPU proves nothing")
@@ -184,6 +190,7 @@ def _beside(settings: Settings, longest: int, hardware: Hardware) -> Iterator[Ov
     ):
         if given > here:
             yield Override(name, given, here, _BESIDE)
+    yield from _left_out(settings, _OF_SIZES, _SMALLER)
     # With a size for the cache of its own, vLLM would not look at its share; graphs are part of that.
     yield from _left_out(settings, ("kv-cache-memory-bytes", "num-gpu-blocks-override", *_CAPTURED), _BESIDE)
     captured = {option.replace("-", "_") for option in _CAPTURED}

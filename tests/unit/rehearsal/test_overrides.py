@@ -65,8 +65,6 @@ def test_beside_a_service_it_takes_less_than_is_to_be_free():
 @pytest.mark.parametrize(
     ("words", "option"),
     [
-        (["--attention-backend", "TRITON_MLA"], "attention-backend"),
-        (["-ac.backend", "TRITON_MLA"], "attention-config"),
         (["--moe-backend", "marlin"], "moe-backend"),
         (["--quantization", "compressed-tensors"], "quantization"),
         (["-q", "compressed-tensors"], "quantization"),
@@ -77,11 +75,17 @@ def test_beside_a_service_it_takes_less_than_is_to_be_free():
         (["--prefill-context-parallel-size", "2"], "prefill-context-parallel-size"),
         (["--dcp-kv-cache-interleave-size", "64"], "dcp-kv-cache-interleave-size"),
         (["--enable-expert-parallel"], "enable-expert-parallel"),
+        (["--max-num-active-seqs", "64"], "max-num-active-seqs"),
     ],
 )
 def test_what_a_cpu_cannot_take_is_left_out(words, option):
     assert changed(Profile.CPU, "--config", str(CONFIG), *words)[option][1] is None
     assert changed(Profile.GPU, "--config", str(CONFIG), *words).keys() == {"host", "port", "speculative-config"}
+
+
+@pytest.mark.parametrize("words", [["--attention-backend", "TRITON_MLA"], ["--load-format", "no-such"]])
+def test_names_that_vllm_looks_at_on_a_cpu_too_stay(words):
+    assert changed(Profile.CPU, "--config", str(CONFIG), *words) == changed(Profile.CPU, "--config", str(CONFIG))
 
 
 def test_a_drafter_on_a_cpu_is_on_that_rank_alone():
@@ -103,9 +107,12 @@ def test_beside_a_service_no_size_is_asked_for():
     sizes = {"cudagraph_capture_sizes": [1, 512], "cudagraph_mode": "FULL"}
     found = changed(
         Profile.GPU, "m", "--kv-cache-memory-bytes", "20G", "--num-gpu-blocks-override", "9000",
-        "--cudagraph-capture-sizes", "1", "512", "-cc", json.dumps(sizes), beside=RTX_PRO_6000,
+        "--max-num-active-seqs", "64", "--cudagraph-capture-sizes", "1", "512", "-cc", json.dumps(sizes),
+        beside=RTX_PRO_6000,
     )  # fmt: skip
-    for option in ("kv-cache-memory-bytes", "num-gpu-blocks-override", "cudagraph-capture-sizes"):
+    for option in (
+        "kv-cache-memory-bytes", "num-gpu-blocks-override", "cudagraph-capture-sizes", "max-num-active-seqs",
+    ):  # fmt: skip
         assert found[option][1] is None
     assert found["compilation-config"] == (sizes, {"cudagraph_mode": "FULL"})
 
