@@ -70,7 +70,7 @@ def test_the_directory_of_another_tokenizer(digest, tmp_path):
 
 def test_arguments_in_no_form_that_json_has(digest, tmp_path):
     file = tmp_path / "serve.yaml"
-    file.write_text("additional-config: &it\n  itself: *it\n  2026-11-30: {2026-11-30: x}\n")
+    file.write_text("served-model-name: [2026-11-30]\n")
     assert digest("--config", str(file)) == digest("--config", str(file))
 
 
