@@ -55,7 +55,7 @@ def digest_of(subject: Subject, asked: Sequence[str], machine: str, environment:
         parts += _named(value)
     for model in (setup.target, setup.drafter):
         parts += _files(model.directory) if model else []
-    # As Python writes it: a YAML file may hold what JSON has no form for, and may hold itself.
+    # As Python writes it: a YAML file may hold what JSON has no form for, a date for instance.
     return hashlib.sha256(repr(parts).encode("utf-8", "surrogateescape")).hexdigest()
 
 
