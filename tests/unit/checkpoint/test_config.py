@@ -64,6 +64,11 @@ def refusal(read, directory):
         (("text_config", "first_k_dense_replace"), None, "first_k_dense_replace is null"),
         (("text_config", "first_k_dense_replace"), ..., "first_k_dense_replace is missing"),
         (("text_config", "dtype"), 16, "text_config.dtype is 16, expected text"),
+        *(
+            (("text_config", "routed_scaling_factor"), value, f"routed_scaling_factor is {value!r}, expected a number ")
+            for value in ("2", True, 0, -1.0, float("nan"), float("inf"), 10**60)
+        ),
+        (("text_config", "vocab_size"), 10**7, "vocab_size is 10000000"),
         (("text_config",), "x", "text_config is 'x', expected an object"),
         (("text_config",), [], "text_config is [], expected an object"),
         (("text_config",), 5, "text_config is 5, expected an object"),

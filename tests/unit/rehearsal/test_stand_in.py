@@ -42,7 +42,16 @@ def test_all_of_it_can_be_said(stand_in):
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("ids", [{"bos_token_id": None}, {"bos_token_id": 1}, {"pad_token_id": 163590}])
+@pytest.mark.parametrize(
+    "ids",
+    [
+        {"bos_token_id": None},
+        {"bos_token_id": 1},
+        {"pad_token_id": 163590},
+        {"pad_token_id": 163840},
+        {"bos_token_id": 10**7, "pad_token_id": 10**7 + 300},
+    ],
+)
 def test_without_ids_there_is_none(kimi, ids):
     target = read_target(kimi.directory)
     with pytest.raises(ConfigError, match=r"has no tokenizer, and of config\.json's bos_token_id"):
