@@ -23,10 +23,11 @@ _WRAPPED = {"KimiK25ForConditionalGeneration"}
 _MLA_DRAFTERS = {"Eagle3DeepseekV2ForCausalLM", "Eagle3DeepseekV3ForCausalLM"}
 _LLAMA_DRAFTERS = {"LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM"}
 
-# What is counted through has bounds well above the 61 layers and 384 experts of Kimi-K2.5: a number with a digit too
-# many ends in words, not in a list of tensors that fills the memory.
+# What is counted through has bounds well above the 61 layers, 384 experts and 163,840 tokens of Kimi-K2.5: a number
+# with a digit too many ends in words, not in a list that fills the memory.
 _MOST_LAYERS = 128
 _MOST_EXPERTS = 512
+_MOST_TOKENS = 2**20
 _LARGEST = 2**31 - 1
 _DEEPEST = 50
 """Objects and lists within one another. Published files have six; beyond some 300 Python cannot copy them."""
@@ -60,6 +61,8 @@ class Experts:
     width: int
     first_layer: int
     """Layers before it are dense."""
+    scale: float
+    """What the sum of the routed ones is multiplied by."""
 
 
 @dataclass(frozen=True)
@@ -148,7 +151,7 @@ class Target:
     @cached_property
     def vocabulary(self) -> int:
         """Rows of the embedding."""
-        return self._text.number("vocab_size")
+        return self._text.number("vocab_size", most=_MOST_TOKENS)
 
     @cached_property
     def positions(self) -> int:
@@ -180,6 +183,7 @@ class Target:
             shared=self._text.number("n_shared_experts", least=0),
             width=self._text.number("moe_intermediate_size"),
             first_layer=self._text.number("first_k_dense_replace", least=0),
+            scale=self._text.factor("routed_scaling_factor", 2.5),
         )
 
     @cached_property
@@ -262,12 +266,12 @@ class Drafter:
     @cached_property
     def vocabulary(self) -> int:
         """Ids that it reads: the target's."""
-        return self._fields.number("vocab_size")
+        return self._fields.number("vocab_size", most=_MOST_TOKENS)
 
     @cached_property
     def draft_vocabulary(self) -> int:
         """Ids that it can draft."""
-        return self._fields.number("draft_vocab_size", self.vocabulary)
+        return self._fields.number("draft_vocab_size", self.vocabulary, most=_MOST_TOKENS)
 
     @cached_property
     def width(self) -> int:
@@ -384,6 +388,13 @@ class _Fields:
         if not _is_whole(given, least, most):
             raise self._wrong(name, f"a whole number of {least} to {most}")
         return given
+
+    def factor(self, name: str, default: float) -> float:
+        """Return a number above 0, whole or not."""
+        match self.given.get(name, default):
+            case int() | float() as given if type(given) is not bool and 0 < given < _LARGEST:
+                return given
+        raise self._wrong(name, "a number above 0")
 
     def numbers(self, name: str) -> tuple[int, ...]:
         """Return a list of layers' numbers, () where there is none."""

@@ -240,7 +240,7 @@ def _mlp(module: str, target: Target, order: Tensor, strength: float) -> _Sparse
     if "experts" in path:
         # Together those that are chosen write each coordinate about once; they share the scaling factor.
         width = experts.width
-        strength *= hidden / width / target.text.get("routed_scaling_factor", 1.0)
+        strength *= hidden / width / experts.scale
     elif "shared_experts" in path:
         width = experts.shared * experts.width
     else:

@@ -32,10 +32,16 @@ def stand_in_for(target: Target) -> StandIn:
     """
     first, last = target.whole.get("bos_token_id"), target.whole.get("pad_token_id")
     known = [*(bytes([byte]) for byte in range(256)), *(word.encode() for word in _WORDS)]
-    if not (isinstance(first, int) and isinstance(last, int) and len(known) <= first <= last - len(SPECIALS)):
+    if not (
+        isinstance(first, int)
+        and isinstance(last, int)
+        and len(known) <= first <= last - len(SPECIALS)
+        and last < target.vocabulary
+    ):
         raise ConfigError(
             f"{target.directory} has no tokenizer, and of config.json's bos_token_id {first} and pad_token_id {last} "
-            f"none can be made: one of Kimi's has its first special token after {len(known)} others and more"
+            f"none can be made: one of Kimi's has its first special token after {len(known)} others and more, and its "
+            f"last within the {target.vocabulary:,} of its vocab_size"
         )
     named = {first + number: name for number, name in enumerate(SPECIALS[:-2])}
     named |= {last - 1: SPECIALS[-2], last: SPECIALS[-1]}
