@@ -51,7 +51,10 @@ def test_the_version_is_the_packages(capsys):
         (["status", "http://a..b:80"], "'http://a..b:80' is no URL such as http://127.0.0.1:8001"),
         (["probe", "http://[::1"], "'http://[::1' is no URL such as http://127.0.0.1:8001"),
         (["wait", "localhost:8001"], "'localhost:8001' is no URL such as http://127.0.0.1:8001"),
-        (["wait", "http://x", "--", "--port", "1"], "only `aerie serve` and `aerie rehearse` take arguments after `--`"),
+        (
+            ["wait", "http://x", "--", "--port", "1"],
+            "only `aerie serve` and `aerie rehearse` take arguments after `--`",
+        ),
         (["serve", "--port", "8000"], "unrecognized arguments: --port 8000"),
         (["model", "tiny"], "--out"),
     ],
