@@ -365,6 +365,18 @@ def test_what_ranks_do_not_split(kimi):
     assert "vision" not in {term.name for term in planned(["m", "-tp", "8", "--language-model-only"], target).inside}
 
 
+@pytest.mark.parametrize("words", [[], ["--enable-expert-parallel"]])
+def test_experts_are_split_over_replicas_too(shipped, words):
+    """vllm/model_executor/layers/fused_moe/config.py: TP x DP, cut or whole; other weights over TP alone."""
+    found = shipped("-tp", "4", "-dp", "2", *words)
+    sizes = {term.name: round(term.size / GIB, 2) for term in found.weights}
+    assert sizes["routed experts"] == 66.45
+    assert sum(sizes.values()) == pytest.approx(77, abs=7)
+    assert found.weights[0].formula == "bytes of the tensors, / 8 (TP 4 x DP 2)"
+    workspace = next(term for term in found.step if term.name == "experts' workspace")
+    assert workspace.formula.startswith("16,384 tokens x 8 experts")
+
+
 def test_more_stages_than_layers():
     assert layers_of_stages(3, 100_000_000_000) == [1, 1, 1]
     assert planned(["m", "-pp", "100000000000"], TARGET).token > 0

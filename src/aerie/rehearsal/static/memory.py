@@ -308,7 +308,7 @@ def _weights_of_stages(
     setup: Setup, target_sizes: Mapping[str, int], drafter_sizes: Mapping[str, int]
 ) -> list[list[Term]]:
     settings, vision = setup.settings, setup.target.vision
-    ranks = settings.tensor_parallel
+    ranks, of_experts = settings.tensor_parallel, settings.tensor_parallel * settings.data_parallel
     first_layers = [0]
     for count in layers_of_stages(setup.target.layers, settings.pipeline_parallel)[:-1]:
         first_layers.append(first_layers[-1] + count)
@@ -318,18 +318,21 @@ def _weights_of_stages(
         if name.startswith(("vision_tower", "mm_projector")):
             tower += _held(name, size, 1 if _vision_is_whole(setup) else ranks)
         elif ".experts." in name:  # nearly all of the names, so it is quick
-            experts[_stage_of(name, first_layers)] += size // ranks
+            experts[_stage_of(name, first_layers)] += size // of_experts
         else:
             others[_stage_of(name, first_layers)] += _held(name, size, ranks)
-    split = f"bytes in headers, / {ranks} where split"
+    split = f"bytes of the tensors, / {ranks} where split"
+    # Over all of them, whether experts are cut or, with enable-expert-parallel, whole (fused_moe/config.py).
+    product = f" (TP {ranks} x DP {settings.data_parallel})" if settings.data_parallel > 1 else ""
+    split_experts = f"bytes of the tensors, / {of_experts}{product}"
     stages = [
-        [Term("routed experts", experts[stage], split), Term("other weights", others[stage], split)]
+        [Term("routed experts", experts[stage], split_experts), Term("other weights", others[stage], split)]
         for stage in range(len(first_layers))
     ]
     if vision and not settings.flag("language-model-only"):
         # Every stage builds it (kimi_k25.py).
         for terms in stages:
-            terms.append(Term("vision", tower, "bytes in headers" if _vision_is_whole(setup) else split))
+            terms.append(Term("vision", tower, "bytes of the tensors" if _vision_is_whole(setup) else split))
     if drafter_sizes:
         held = sum(_held(name, size, ranks) for name, size in drafter_sizes.items())
         stages[-1].append(Term("drafter", held, split))
@@ -392,10 +395,17 @@ def _product(name: str, **factors: int) -> Term:
 def _experts_workspace(setup: Setup) -> Term:
     """Return the Marlin experts' scratch (modular_kernel.py, marlin_moe.py), which is in the profile."""
     settings, experts, hidden = setup.settings, setup.target.experts, setup.target.hidden_size
-    width = experts.width if settings.flag("enable-expert-parallel") else experts.width // settings.tensor_parallel
+    replicas = settings.data_parallel
+    is_whole = settings.flag("enable-expert-parallel")
+    width = experts.width if is_whole else experts.width // (settings.tensor_parallel * replicas)
     elements = max(width, hidden) + max(2 * width, hidden)
+    # A step's tokens of all replicas come together before the experts (prepare_finalize/naive_dp_ep.py).
     return _product(
-        "experts' workspace", tokens=settings.step_tokens, experts=experts.active, elements=elements, bytes=_BF16
+        "experts' workspace",
+        tokens=settings.step_tokens * replicas,
+        experts=experts.active,
+        elements=elements,
+        bytes=_BF16,
     )
 
 
