@@ -27,7 +27,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     # What follows `--` is vLLM's and must not meet this parser, which would take its --help for our own.
     own, engine = (given[: given.index("--")], given[given.index("--") + 1 :]) if "--" in given else (given, [])
     parser = _parser()
-    options = parser.parse_args(own)
+    options, unknown = parser.parse_known_args(own)
+    if unknown:
+        hint = "; what is vLLM's goes after `--`" if options.command in _TAKE_ENGINE_ARGUMENTS else ""
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
     if engine and options.command not in _TAKE_ENGINE_ARGUMENTS:
         parser.error(
             f"only {' and '.join(f'`aerie {name}`' for name in _TAKE_ENGINE_ARGUMENTS)} take arguments after `--`"
@@ -222,7 +225,7 @@ def _add_rehearse(commands: Any) -> None:
         description="Checks configuration, checkpoints and memory without reading a weight, then starts the engine "
         "with the same arguments and a shrunken copy of target and drafter, asks it what the service will be asked, "
         "and stops it. What would fail after the long load fails here. See docs/rehearsal.md.",
-        epilog="Exit codes: 0 passed, maybe with warnings; 1 failed; 2 wrong usage; 130 interrupted.",
+        epilog="Exit codes: 0 passed, maybe with warnings; 1 failed; 2 wrong usage; 130 interrupted, 143 by SIGTERM.",
     )
     rehearse.add_argument(
         "--target", type=Path, metavar="DIR", help="the target's checkpoint (default: the arguments' model)"
@@ -257,7 +260,8 @@ def _add_rehearse(commands: Any) -> None:
     extent.add_argument(
         "--chip",
         metavar="NAME",
-        help="plan for this chip, such as sm_120, instead of this machine's (the engine runs on what is here)",
+        help="plan for the GPU that stands for this chip, sm_120 (RTX PRO 6000 Blackwell) or sm_90 (H200), instead of "
+        "this machine's; the engine runs on what is here",
     )
     extent.add_argument("--gpus", type=_count, metavar="N", help="with --chip: how many of it (default: 8)")
     output = rehearse.add_argument_group("what is left of it")

@@ -26,6 +26,7 @@ from aerie.rehearsal.subject import Subject, UnreadableError, read_subject
 from aerie.rehearsal.work_folder import work_folder
 
 _TERMINATED = 128 + signal.SIGTERM
+_OF_ENGINE = "whether vLLM knows each option and value, and all else that an engine shows"
 _NEEDED = frozenset({"target config", "drafter config"})
 """Checks without whose pass nothing else can be looked at: they cannot be accepted."""
 
@@ -94,19 +95,26 @@ def _check(options: Options) -> None:
         by_name(options.chip, options.count) if options.chip else None
     except ValueError as error:
         raise UsageError(f"--chip {options.chip}: {error}") from None
+    if options.junit and options.json and options.junit.absolute() == Path(options.json).absolute():
+        raise UsageError(f"--json and --junit both name {options.junit}: give two files")
     for option, file in options.files:
         try:
             file.open("a").close()
         except OSError as error:
             raise UsageError(f"{option} {file} cannot be written: {error.strerror}") from None
     if options.work_dir:
-        try:
-            options.work_dir.mkdir(parents=True, exist_ok=True)
-            taken = any(options.work_dir.iterdir())
-        except OSError as error:
-            raise UsageError(f"--work-dir {options.work_dir} cannot be used: {error.strerror}") from None
-        if taken:
-            raise UsageError(f"--work-dir {options.work_dir} is not empty: name one that is, or a new one")
+        _make(options.work_dir)
+
+
+def _make(directory: Path) -> None:
+    """Make the work directory, or take an empty one."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        taken = any(directory.iterdir())
+    except OSError as error:
+        raise UsageError(f"--work-dir {directory} cannot be used: {error.strerror}") from None
+    if taken:
+        raise UsageError(f"--work-dir {directory} is not empty: name one that is, or a new one")
 
 
 def _terminated(_number: int, _frame: FrameType | None) -> NoReturn:
@@ -122,7 +130,6 @@ class _Rehearsal:
 
     def run(self) -> None:
         """Do it all; findings go to the report, and are printed as they come."""
-        self._heading("Static checks")
         machine = this_machine()
         with _uncollected():
             subject = self._read(machine)
@@ -169,11 +176,17 @@ class _Rehearsal:
         try:
             subject = read_subject(options.words, options.target, options.drafter, hardware, weights=options.weights)
         except UnreadableError as error:
-            self._tell(Told("static", error.finding), is_acceptable=False)
+            self._heading("Static checks")
+            for finding in error.findings:
+                self._tell(Told("static", finding), is_acceptable=False)
             return None
         self.report.target = str(subject.setup.target.directory)
         drafter = subject.setup.drafter
         self.report.drafter = str(drafter.directory) if drafter else None
+        self.report.hardware, self.report.arguments = hardware, subject.words
+        names = " with ".join(Path(each).name for each in (self.report.target, self.report.drafter) if each)
+        self._heading(f"{names}, planned for {hardware.count} x {hardware.words}")
+        self._heading("Static checks")
         return subject
 
     def _digest(self, subject: Subject) -> str | None:
@@ -185,24 +198,24 @@ class _Rehearsal:
 
     def _beyond(self, subject: Subject, machine: Hardware) -> None:
         """Compile and start, unless the static checks have found that it would fail."""
-        if self.report.verdict == "failed":
-            self.report.not_proven = ["all that an engine shows: static checks failed, so none was started"]
-            return
         if self._options.static:
-            self.report.not_proven = ["all that an engine shows: only the static checks were asked for"]
+            self.report.not_proven = [f"{_OF_ENGINE}: only the static checks were asked for"]
+            return
+        if self.report.verdict == "failed":
+            self.report.not_proven = [f"{_OF_ENGINE}: static checks failed, so none was started"]
             return
         if self._options.beside:
             low_priority()
             if no_room := room_beside():
                 self._tell(Told(dynamic.SECTION, no_room))
                 self.report.kind = "static"
-                self.report.not_proven = ["all that an engine shows: there is no room for one beside the service"]
+                self.report.not_proven = [f"{_OF_ENGINE}: there is no room for one beside the service"]
                 return
         self._heading("Kernels")
         began = time.monotonic()
         self._tell(Told("kernels", kernels.compile_decode(subject.setup), time.monotonic() - began))
         if self.report.verdict == "failed":
-            self.report.not_proven = ["all that an engine shows: the kernels do not fit, so none was started"]
+            self.report.not_proven = [f"{_OF_ENGINE}: the kernels do not fit, so none was started"]
             return
         self._heading(f"Engine: the whole start-up with a shrunken pair, on {machine.name}")
         try:

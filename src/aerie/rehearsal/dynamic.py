@@ -158,9 +158,10 @@ def _memory(subject: Subject, machine: Hardware, engine: Engine, layers: int) ->
 def _told(check: str, diagnosis: Mapping[str, object] | None) -> Finding | None:
     if not diagnosis:
         return None
-    return failed(
-        check, f"{diagnosis['title']}. {diagnosis['cause']}", str(diagnosis["remedy"]), str(diagnosis["source"] or "")
-    )
+    root = diagnosis.get("root")
+    said = f": {str(root['text']).partition(chr(10))[0]}" if isinstance(root, dict) else ""
+    text = f"{diagnosis['title']}{said}. {diagnosis['cause']}"
+    return failed(check, text, str(diagnosis["remedy"]), str(diagnosis["source"] or ""))
 
 
 def _ask(engine: Engine, service: Service, say: Callable[[str], None]) -> Iterator[Told]:

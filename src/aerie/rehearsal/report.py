@@ -8,8 +8,10 @@ from xml.etree import ElementTree as ET
 
 from aerie.checkpoint.shrink import Change
 from aerie.gate.words import plain
+from aerie.patches import vllm_version
 from aerie.rehearsal.findings import Finding, Verdict, has_failed
 from aerie.rehearsal.overrides import Override
+from aerie.rehearsal.static.hardware import Hardware
 
 SCHEMA = 1
 _WIDTH = 110  # columns
@@ -34,6 +36,10 @@ class Report:
     """static, full or beside."""
     target: str
     drafter: str | None
+    hardware: Hardware | None = None
+    """That the plan is for."""
+    arguments: Sequence[str] = ()
+    """For vLLM, as they were given."""
     profile: str | None = None
     """Of the engine that was started, None where none was."""
     told: list[Told] = field(default_factory=list)
@@ -64,6 +70,9 @@ class Report:
             "seconds": round(self.seconds, 1),
             "kind": self.kind,
             "profile": self.profile,
+            "hardware": asdict(self.hardware) if self.hardware else None,
+            "arguments": list(self.arguments),
+            "vllm": vllm_version(),
             "target": self.target,
             "drafter": self.drafter,
             "findings": [

@@ -44,11 +44,11 @@ class Subject:
 
 
 class UnreadableError(Exception):
-    """What was given cannot be read; `finding` says what of it."""
+    """What was given cannot be read; `findings` say what of it."""
 
-    def __init__(self, finding: Finding) -> None:
-        super().__init__(finding.text)
-        self.finding = finding
+    def __init__(self, *findings: Finding) -> None:
+        super().__init__(*(finding.text for finding in findings))
+        self.findings = findings
 
 
 def read_subject(
@@ -66,8 +66,12 @@ def read_subject(
     model, speculation = settings.given.get("model"), settings.speculation
     if drafter is None and speculation and speculation.model:
         drafter = Path(speculation.model)
-    read = _read("target config", lambda: read_target(target or Path(str(model))))
-    reader = None if drafter is None else _read("drafter config", lambda: read_drafter(drafter))
+    # Both, before either is told: who corrects one path would have to run it again for the other.
+    faults: list[Finding] = []
+    read = _try(faults, lambda: _read("target config", lambda: read_target(target or Path(str(model)))))
+    reader = _try(faults, lambda: _read("drafter config", lambda: read_drafter(drafter))) if drafter else None
+    if faults or read is None:
+        raise UnreadableError(*faults)
     return Subject(
         tuple(words),
         Setup(settings, read, reader, hardware, installed_patches()),
@@ -86,6 +90,14 @@ def installed_patches() -> frozenset[str]:
     return frozenset(name.removesuffix(".patch") for name in names)
 
 
+def _try(faults: list[Finding], read: Callable[[], _Read]) -> _Read | None:
+    try:
+        return read()
+    except UnreadableError as error:
+        faults += error.findings
+        return None
+
+
 def _read(check: str, read: Callable[[], _Read]) -> _Read:
     try:
         return read()
@@ -93,7 +105,8 @@ def _read(check: str, read: Callable[[], _Read]) -> _Read:
         remedy = "change the --config file, or what the command line says"
         raise UnreadableError(failed(check, str(error), remedy)) from None
     except ConfigError as error:
-        raise UnreadableError(failed(check, str(error), "")) from None
+        remedy = "give another directory: --target, --drafter, or the arguments' model and speculative-config"
+        raise UnreadableError(failed(check, str(error), remedy)) from None
     except OSError as error:
         text = f"{error.filename or 'it'} cannot be read: {error.strerror}"
         raise UnreadableError(failed(check, text, "it must be readable by this user")) from None

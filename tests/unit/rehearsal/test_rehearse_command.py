@@ -40,6 +40,7 @@ def pair(kimi, mla_drafter):
     return ("--target", kimi.directory, "--drafter", mla_drafter.directory, "--config", CONFIG)
 
 
+OF_ENGINE = "whether vLLM knows each option and value, and all else that an engine shows"
 PLAN = ("--static", "--without-weights", "--chip", "sm_120")
 
 
@@ -51,7 +52,7 @@ def test_the_published_pair_passes(rehearse, pair):
     code, report, said = rehearse(*pair, *PLAN, *UNPROVEN_HERE)
     assert [each for each in report["findings"] if each["verdict"] == "failed"] == []
     assert (code, report["verdict"], report["kind"], report["profile"]) == (0, "passed", "static", None)
-    assert report["not_proven"] == ["all that an engine shows: only the static checks were asked for"]
+    assert report["not_proven"] == [f"{OF_ENGINE}: only the static checks were asked for"]
     assert verdicts(report)["target files"] == "skipped"
     assert "Static checks" in said
     assert "The rehearsal passed after" in said
@@ -70,7 +71,7 @@ def test_a_failed_check_fails_it_and_starts_no_engine(rehearse, pair, mla_drafte
     code, report, said = rehearse(*pair, "--without-weights", "--chip", "sm_120", *UNPROVEN_HERE)
     assert code == 1
     assert verdicts(report)["auxiliary layers"] == "failed"
-    assert report["not_proven"] == ["all that an engine shows: static checks failed, so none was started"]
+    assert report["not_proven"] == [f"{OF_ENGINE}: static checks failed, so none was started"]
     assert "FAIL auxiliary layers" in said
     assert "The rehearsal FAILED after" in said
 
@@ -101,8 +102,9 @@ def test_a_name_that_no_check_has(rehearse, pair):
 def test_a_target_that_is_not_there(rehearse, mla_drafter):
     code, report, _ = rehearse("--target", "/data/nowhere", "--drafter", mla_drafter.directory, "--static")
     assert code == 1
-    ((found, *more),) = [report["findings"]]
-    assert (found["check"], more) == ("target config", [])
+    (found,) = report["findings"]
+    assert found["check"] == "target config"
+    assert found["remedy"].startswith("give another directory: --target")
     assert found["text"] == "/data/nowhere/config.json does not exist: give the directory of a checkpoint"
 
 
@@ -126,6 +128,21 @@ def test_a_configuration_that_cannot_be(rehearse, tmp_path, content, text):
     assert text in found["text"]
 
 
+def test_two_paths_that_lead_nowhere_are_told_together(rehearse):
+    _, report, _ = rehearse("--target", "/data/nowhere", "--drafter", "/data/either", "--static")
+    assert [each["check"] for each in report["findings"]] == ["target config", "drafter config"]
+
+
+def test_what_it_was_planned_for(rehearse, pair):
+    _, report, said = rehearse(*pair, *PLAN, *UNPROVEN_HERE)
+    assert report["hardware"]["chip"] == "sm_120"
+    assert report["arguments"][:2] == ["--config", str(CONFIG)]
+    first = said.splitlines()[0]
+    assert first.startswith(
+        "moonshotai--Kimi-K2.5 with lightseekorg--kimi-k2.5-eagle3-mla, planned for 8 x RTX PRO 6000"
+    )
+
+
 def test_without_a_model(rehearse, tmp_path):
     (tmp_path / "serve.yaml").write_text("port: 8000\n")
     code, report, _ = rehearse("--config", tmp_path / "serve.yaml", "--static")
@@ -144,6 +161,7 @@ def test_without_a_model(rehearse, tmp_path):
             ("--target", "x", "--junit", "/nowhere/at/all.xml"),
             "--junit /nowhere/at/all.xml cannot be written: No such file or directory",
         ),
+        (("--target", "x", "--junit", "-"), "--json and --junit both name -"),
         (("--target", "x", "--junit", "/proc"), "--junit /proc cannot be written: Is a directory"),
         (("--target", "x", "--work-dir", "/proc/x"), "--work-dir /proc/x cannot be used"),
         (("--target", "x", "--work-dir", "."), "is not empty"),

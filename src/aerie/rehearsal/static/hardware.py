@@ -23,6 +23,11 @@ class Hardware:
     multiprocessors: int
     count: int
 
+    @property
+    def words(self) -> str:
+        """One of it, for people."""
+        return f"{self.name} ({self.chip + ', ' if self.chip else ''}{self.memory / GIB:.1f} GiB)"
+
 
 RTX_PRO_6000 = Hardware("RTX PRO 6000 Blackwell", "sm_120", 101_972_967_424, 188, 8)
 """The host that Aerie is made for: 94.97 GiB of it are CUDA's, which is what vLLM divides, of the 95.59 that nvidia-smi
