@@ -31,16 +31,37 @@ def verdicts(found):
     return {check: finding.verdict for check, finding in found.items() if finding.verdict is not Verdict.PASSED}
 
 
-@pytest.mark.parametrize("name", ["lightseekorg--kimi-k2.5-eagle3", "AQ-MedAI--Kimi-K25-eagle3"])
+@pytest.mark.parametrize(
+    "name", ["lightseekorg--kimi-k2.5-eagle3", "lightseekorg--kimi-k2.5-eagle3-mla", "AQ-MedAI--Kimi-K25-eagle3"]
+)
 def test_the_published_drafters_fit(kimi, published, name):
     assert verdicts(findings(kimi, published(name))) == {}
 
 
-def test_a_drafter_without_positions_has_deepseeks(kimi, mla_drafter):
-    found = findings(kimi, mla_drafter)
+YARN = {"type": "yarn", "factor": 64.0, "original_max_position_embeddings": 4096}
+
+
+@pytest.mark.parametrize("field", ["rope_scaling", "rope_parameters"])
+def test_a_drafter_without_positions_reaches_as_far_as_its_yarn(kimi, mla_drafter, field):
+    mla_drafter.change(rope_scaling=None)
+    found = findings(kimi, mla_drafter.change(**{field: YARN}))["drafter positions"]
+    assert (found.verdict, found.text) == (Verdict.PASSED, "262,144, by rope_scaling, for requests of 131,072 tokens")
+    found = findings(kimi, mla_drafter.change(**{field: YARN | {"factor": 16}}))["drafter positions"]
+    assert found.verdict is Verdict.WARNED
+    assert "end at 65,536, by rope_scaling, and requests may have 131,072 tokens" in found.text
+    assert found.remedy.startswith("measure acceptance on long requests")
+
+
+@pytest.mark.parametrize(
+    "scaling",
+    [None, [4], {"type": "linear", "factor": 64}, YARN | {"factor": None}, YARN | {"factor": 1e999},
+     YARN | {"original_max_position_embeddings": "4096"}, YARN | {"factor": -2}, YARN | {"rope_type": {}}],
+)  # fmt: skip
+def test_a_drafter_without_positions_has_deepseeks(kimi, mla_drafter, scaling):
+    found = findings(kimi, mla_drafter.change(rope_scaling=scaling))
     assert verdicts(found) == {"drafter positions": Verdict.WARNED}
-    assert "end at 4,096, and requests may have 131,072 tokens" in found["drafter positions"].text
-    assert "set max-model-len to 4096" in found["drafter positions"].remedy
+    assert "end at 4,096, which vLLM assumes, as its config.json names none," in found["drafter positions"].text
+    assert "max-model-len" not in found["drafter positions"].remedy
     assert verdicts(findings(kimi, mla_drafter, longest=4096)) == {}
 
 

@@ -4,6 +4,7 @@ The rules are those of EAGLE-3's loaders in vLLM 0.32.0 (deepseek_eagle3.py, lla
 v1/worker/gpu/spec_decode/eagle), most of which say nothing, or say it after the load.
 """
 
+import math
 import re
 from collections.abc import Container, Iterator, Mapping
 from pathlib import Path
@@ -20,6 +21,9 @@ _GENERATION = re.compile(
 )
 _DEEPSEEK_POSITIONS = 4096
 """What transformers' DeepseekV3Config takes where max_position_embeddings is missing."""
+_YARN = ("yarn", "deepseek_yarn")
+_MOST_POSITIONS = 2**40
+"""Far beyond any model's; larger numbers, and infinity, are a mistake."""
 _READS_NESTED = "eagle3-aux-layer-ids"
 """The patch without which the V2 runner takes its default, and says nothing."""
 
@@ -183,19 +187,32 @@ def _vocabulary(target: Target, drafter: Drafter, tensors: Mapping[str, Tensor])
 
 def _positions(drafter: Drafter, longest: int) -> Finding:
     check = "drafter positions"
-    positions = drafter.positions
+    positions, origin = drafter.positions, ""
+    if positions is None and (positions := _scaled_positions(drafter)):
+        origin = ", by rope_scaling"
     if positions is None and drafter.is_mla:
-        positions = _DEEPSEEK_POSITIONS
+        positions, origin = _DEEPSEEK_POSITIONS, ", which vLLM assumes, as its config.json names none"
     if positions is None:
-        return skipped(check, "the drafter's config.json has no max_position_embeddings")
+        return skipped(check, "the drafter's config.json names none, in max_position_embeddings or rope_scaling")
     if positions < longest:
         return warned(
             check,
-            f"the drafter's positions end at {positions:,}, and requests may have {longest:,} tokens: it drafts on "
-            "beyond them, and is accepted less and less",
-            f"set max-model-len to {positions}, or take a drafter that was trained on longer texts",
+            f"the drafter's positions end at {positions:,}{origin}, and requests may have {longest:,} tokens: it may "
+            "be accepted less beyond them",
+            "measure acceptance on long requests, or take a drafter that was trained on longer texts",
+            "vllm/model_executor/layers/rotary_embedding",
         )
-    return passed(check, f"{positions:,}, for requests of {longest:,} tokens")
+    return passed(check, f"{positions:,}{origin}, for requests of {longest:,} tokens")
+
+
+def _scaled_positions(drafter: Drafter) -> int | None:
+    """Return how far YaRN reaches (deepseek_scaling_rope.py), None where the config.json does not say."""
+    given = drafter.whole.get("rope_scaling") or drafter.whole.get("rope_parameters")
+    if not isinstance(given, dict) or given.get("rope_type", given.get("type")) not in _YARN:
+        return None
+    factors = [given.get("factor"), given.get("original_max_position_embeddings")]
+    numbers = [each for each in factors if isinstance(each, int | float) and 0 < each < _MOST_POSITIONS]
+    return int(math.prod(numbers)) if len(numbers) == len(factors) else None
 
 
 def _dtype(target: Target, drafter: Drafter) -> Finding:
