@@ -51,6 +51,8 @@ _MARGIN = GIB
 """Bytes for what nobody counts: fragments, long prompts' attention, kernels that are loaded late."""
 _STEP = 1024  # tokens; what is proposed is a multiple of it
 _DECODE = "decode workspace"
+_OF_TOKENS = ("experts' workspace", "buffers", "activations")
+"""What of a step grows with max-num-batched-tokens."""
 
 # Not split over tensor-parallel ranks (deepseek_v2.py, kimi_k25_vit.py, deepseek_eagle3.py, llama_eagle3.py).
 _REPLICATED = re.compile(
@@ -97,8 +99,8 @@ class Plan:
     @cached_property
     def share(self) -> int:
         """Bytes that vLLM takes."""
-        given = self.setup.settings.cache
-        return math.ceil(self.memory * self.setup.settings.utilization) if given is None else self.used + given
+        given, share = self.setup.settings.cache, min(1.0, max(0.0, self.setup.settings.utilization))
+        return math.ceil(self.memory * share) if given is None else self.used + given
 
     @property
     def inside(self) -> tuple[Term, ...]:
@@ -146,6 +148,11 @@ class Plan:
         return self.blocks_needed <= self.blocks - 1
 
     @property
+    def missing(self) -> int:
+        """Bytes that the KV cache has too few for one longest request."""
+        return (self.blocks_needed + 1) * _BLOCK * self.token - self.cache
+
+    @property
     def longest_that_fits(self) -> int:
         """The longest request in tokens that would."""
         return max(0, self.blocks - 1) * _BLOCK * self.setup.settings.context_parallel
@@ -153,9 +160,15 @@ class Plan:
     @property
     def details(self) -> tuple[str, ...]:
         """Each figure with its formula, one a line."""
-        cache = f"{self.tokens:,} tokens of {self.token:,} bytes"
-        spare = f"{_gib(self.memory)} GiB less all of these"
-        terms = (*self.inside, Term("KV cache", self.cache, cache), *self.outside, Term("to spare", self.spare, spare))
+        terms = [*self.inside]
+        if self.cache > 0:
+            ranks = self.setup.settings.context_parallel
+            cache = f"{self.tokens:,} tokens of {self.token:,} bytes" + (f", / {ranks} ranks" if ranks > 1 else "")
+            spare = Term("to spare", self.spare, f"{_gib(self.memory)} GiB less all of these")
+            terms += [Term("KV cache", self.cache, cache), *self.outside, spare]
+        else:
+            request = f"a GPU, for one request of {self.setup.longest:,} tokens in {_gib(self.share)} GiB"
+            terms += [*self.outside, Term("missing", self.missing, request)]
         return tuple(f"{term.name:<20}{_gib(term.size):>6} GiB  {term.formula}" for term in terms)
 
 
@@ -225,8 +238,11 @@ def will_fit(plan: Plan) -> Iterator[Finding]:
     if plan.setup.hardware.chip is None and plan.used > plan.memory:
         yield skipped(_CHECK, f"{_gib(plan.used)} GiB of weights are for GPUs: name their chip for a plan of them")
         return
-    for finding in _faults(plan) or [_judged(plan)]:
-        yield dataclasses.replace(finding, details=plan.details)
+    if not 0 < plan.setup.settings.utilization <= 1:  # which the rule on batches says
+        return
+    first, *others = _faults(plan) or [_judged(plan)]
+    yield dataclasses.replace(first, details=plan.details)
+    yield from others
 
 
 def layers_of_stages(layers: int, stages: int) -> list[int]:
@@ -245,17 +261,18 @@ def _faults(plan: Plan) -> list[Finding]:
     if plan.cache <= 0:
         text = (
             f"weights and a step take {_gib(plan.used)} GiB of a GPU, and vLLM may have {_gib(plan.share)}: nothing is "
-            "left for the KV cache"
+            f"left for the KV cache, and {_gib(plan.missing)} GiB a GPU are missing for one request"
         )
-        remedy = _more_memory(plan) or "tensor-parallel-size to more, or max-num-batched-tokens to less"
-        faults.append(failed(_CHECK, text, f"set {remedy}"))
-    elif not plan.fits and not (settings.fits_itself and plan.longest_that_fits):
+        other = _more_memory(plan)
+        return [failed(_CHECK, text, f"set {other}" if other else _smaller(plan))]
+    if not plan.fits and not (settings.fits_itself and plan.longest_that_fits):
         needed = _gib(plan.blocks_needed * _BLOCK * plan.token)
         text = (
             f"one request of {plan.setup.longest:,} tokens takes {needed} GiB of KV cache, and {_gib(plan.cache)} are "
             f"left, for {plan.tokens:,} tokens"
         )
-        remedy = f"set max-model-len to {_rounded(plan.longest_that_fits)}"
+        longest = _rounded(plan.longest_that_fits)
+        remedy = f"set max-model-len to {longest}" if longest else _smaller(plan)
         faults.append(failed(_CHECK, text, f"{remedy}, or {other}" if (other := _more_memory(plan)) else remedy))
     if plan.spare < 0 and plan.setup.hardware.chip is None:
         ranks = f"{settings.ranks} ranks" if settings.ranks > 1 else "the rank"
@@ -287,10 +304,30 @@ def _judged(plan: Plan) -> Finding:
 
 def _more_memory(plan: Plan) -> str | None:
     """Return the utilization with which one longest request would fit, None where there is none."""
-    missing = (plan.blocks_needed + 1) * _BLOCK * plan.token - plan.cache
-    if plan.setup.settings.cache is not None or missing > plan.spare - _MARGIN:
+    if plan.setup.settings.cache is not None or plan.missing > plan.spare - _MARGIN:
         return None
-    return f"gpu-memory-utilization to {math.ceil((plan.share + missing) / plan.memory * 100) / 100:.2f}"
+    return f"gpu-memory-utilization to {math.ceil((plan.share + plan.missing) / plan.memory * 100) / 100:.2f}"
+
+
+def _smaller(plan: Plan) -> str:
+    """Return what makes room where neither the share nor the request's length does: a smaller step, or more GPUs."""
+    settings = plan.setup.settings
+    if settings.cache is not None:
+        return f"give the KV cache {_gib(plan.missing + settings.cache)} GiB or more"
+    step = sum(term.size for term in plan.step if term.name in _OF_TOKENS)
+    tokens = settings.step_tokens * (step - plan.missing) // step // _STEP * _STEP if step else 0
+    if tokens >= max(_STEP, plan.setup.rows):
+        return f"set max-num-batched-tokens to {tokens}"
+    whole = sum(term.size for term in plan.weights if term.name == "vision") + sum(term.size for term in plan.step)
+    room = plan.share - whole - (plan.missing + plan.cache)
+    if room <= 0:
+        return "set max-num-seqs, max-num-batched-tokens or max-model-len to much less"
+    ranks, split = settings.ranks * settings.data_parallel, plan.used - whole
+    gpus = ranks * 2 ** math.ceil(math.log2(max(2, split / room)))
+    there = plan.setup.hardware.count
+    if gpus > there:
+        return f"take about {gpus} such GPUs, where there are {there}, or larger ones"
+    return f"set tensor-parallel-size to {gpus * settings.tensor_parallel // ranks}: {gpus} of the {there} GPUs hold it"
 
 
 def _less_outside(plan: Plan) -> str:
