@@ -78,6 +78,13 @@ def test_rows_of_a_step():
         (["--gpu-memory-utilization", "1e999"], "--gpu-memory-utilization '1e999' is no number"),
         (["--gpu-memory-utilization", "nan"], "--gpu-memory-utilization 'nan' is no number"),
         (["--max-model-len", "9" * 5000], "is no whole number"),
+        (["--tensor-parallel-size"], "--tensor-parallel-size has no value"),
+        (["-tp", "--max-num-seqs", "8"], "--tensor-parallel-size has no value"),
+        (["--max-num-seqs"], "--max-num-seqs has no value"),
+        (["--max-model-len"], "--max-model-len has no value"),
+        (["--gpu-memory-utilization"], "--gpu-memory-utilization has no value"),
+        (["--kv-cache-memory-bytes"], "--kv-cache-memory-bytes has no value"),
+        (["--spec-tokens"], "--spec-tokens has no value"),
         (["--spec-model", "/x", "-sc", '{"model": "/y"}'], "--spec-model and model of speculative-config: give one"),
     ],
 )

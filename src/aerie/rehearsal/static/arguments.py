@@ -6,6 +6,7 @@ those of vLLM 0.32.0.
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from difflib import get_close_matches
 
 from aerie.checkpoint.config import Drafter, Target
 from aerie.rehearsal.findings import Finding, failed, passed, warned
@@ -280,9 +281,13 @@ def _speculation(setup: Setup) -> Iterator[Finding]:
         )
         yield failed(check, f"the method is {guessed}", "set method: eagle3 in speculative-config")
     if not 0 < speculation.tokens <= _MOST_DRAFTED:
+        name = "num_speculative_tokens"
+        similar = get_close_matches(name, [key for key in speculation.options if key != name], 1)
+        instead = f", and {similar[0]} is" if similar else ""
+        is_given = speculation.text(name) is not None
         yield failed(
             check,
-            f"num_speculative_tokens is {speculation.tokens}",
+            f"{name} is {speculation.tokens}" if is_given else f"{name} is not set{instead}",
             "set num_speculative_tokens: 3, which was the best for Kimi-K2.5",
         )
     ranks = speculation.text("draft_tensor_parallel_size")

@@ -166,7 +166,7 @@ def _batch_defaults(hardware: Hardware, ranks: int) -> tuple[int, int]:
 
 
 def _longest(given: Mapping[str, Any]) -> int | None:
-    text = _value(given, "max-model-len")
+    text = _number_of(given, "max-model-len")
     if text is None:
         return None
     if str(text) in {"auto", str(_FITTING)}:
@@ -182,7 +182,7 @@ def _compilation(given: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _cache(given: Mapping[str, Any], hardware: Hardware, environment: Mapping[str, str]) -> int | None:
-    if (value := _value(given, "kv-cache-memory-bytes")) is not None:
+    if (value := _number_of(given, "kv-cache-memory-bytes")) is not None:
         return _number("--kv-cache-memory-bytes", value)
     text = environment.get(CPU_CACHE)
     if hardware.chip is not None or not text:
@@ -194,7 +194,7 @@ def _graph_sizes(given: Mapping[str, Any], sequences: int, verified: int, step_t
     """Return what config/vllm.py takes where a sequence has `verified` rows; what is asked for, where it is listed."""
 
     def asked(option: str) -> Any:
-        value = _value(given, option)
+        value = _number_of(given, option)
         return _compilation(given).get(option.replace("-", "_")) if value is None else value
 
     if str(_compilation(given).get("cudagraph_mode", "")).upper() == "NONE":
@@ -225,17 +225,18 @@ def _speculation(given: Mapping[str, Any]) -> Speculation | None:
         raise ConfigurationError(f"engine argument --speculative-config {options!r} is not a mapping, or not JSON")
     options = {str(name).replace("-", "_"): value for name, value in (options or {}).items()}
     for option, name in (("spec-method", "method"), ("spec-model", "model"), ("spec-tokens", "num_speculative_tokens")):
-        if (value := _value(given, option)) is not None:
+        if (value := _number_of(given, option)) is not None:
             if name in options:  # as in vLLM (arg_utils.py, create_speculative_config)
                 raise ConfigurationError(f"engine arguments --{option} and {name} of speculative-config: give one")
             options[name] = value
     if not options:
         return None
+    tokens = options.get("num_speculative_tokens")
     return Speculation(
         options,
         method=None if options.get("method") is None else str(options["method"]),
         model=None if options.get("model") is None else str(options["model"]),
-        tokens=_number("--speculative-config num_speculative_tokens", options.get("num_speculative_tokens", 0)),
+        tokens=0 if tokens is None else _number("--speculative-config num_speculative_tokens", tokens),
     )
 
 
@@ -247,7 +248,7 @@ def _ranks(given: Mapping[str, Any], option: str) -> int:
 
 
 def _whole(given: Mapping[str, Any], option: str, default: int) -> int:
-    value = _value(given, option)
+    value = _number_of(given, option)
     return default if value is None else _number(f"--{option}", value)
 
 
@@ -266,7 +267,7 @@ def _number(name: str, value: Any) -> int:
 
 
 def _share(given: Mapping[str, Any], option: str, default: float) -> float:
-    value = _value(given, option)
+    value = _number_of(given, option)
     try:
         share = default if value is None else float(value)
     except (TypeError, ValueError):
@@ -274,6 +275,14 @@ def _share(given: Mapping[str, Any], option: str, default: float) -> float:
     if not math.isfinite(share):
         raise ConfigurationError(f"engine argument --{option} {value!r} is no number")
     return share
+
+
+def _number_of(given: Mapping[str, Any], option: str) -> Any:
+    """Return the value of an option that needs one, None where it is not given."""
+    name = spelled(option, given)
+    if name is not None and given[name] is None:
+        raise ConfigurationError(f"engine argument --{option} has no value")
+    return None if name is None else given[name]
 
 
 def _value(given: Mapping[str, Any], option: str, *, absent: Any = None) -> Any:
