@@ -51,7 +51,7 @@ _MARGIN = GIB
 """Bytes for what nobody counts: fragments, long prompts' attention, kernels that are loaded late."""
 _STEP = 1024  # tokens; what is proposed is a multiple of it
 _DECODE = "decode workspace"
-_OF_TOKENS = ("experts' workspace", "buffers", "activations")
+_OF_TOKENS = frozenset({"experts' workspace", "buffers", "activations"})
 """What of a step grows with max-num-batched-tokens."""
 
 # Not split over tensor-parallel ranks (deepseek_v2.py, kimi_k25_vit.py, deepseek_eagle3.py, llama_eagle3.py).
@@ -314,7 +314,11 @@ def _smaller(plan: Plan) -> str:
     settings = plan.setup.settings
     if settings.cache is not None:
         return f"give the KV cache {_gib(plan.missing + settings.cache)} GiB or more"
-    step = sum(term.size for term in plan.step if term.name in _OF_TOKENS)
+    sampled = {term.name for term in plan.step if term.name == "sampling" or term.formula.endswith(": sampling")}
+    seats = sum(term.size for term in plan.step if term.name in sampled)
+    if seats > plan.missing:
+        return f"set max-num-seqs to {max(1, settings.sequences * (seats - plan.missing) // seats)}"
+    step = sum(term.size for term in plan.step if term.name in _OF_TOKENS - sampled)
     tokens = settings.step_tokens * (step - plan.missing) // step // _STEP * _STEP if step else 0
     if tokens >= max(_STEP, plan.setup.rows):
         return f"set max-num-batched-tokens to {tokens}"
@@ -322,12 +326,16 @@ def _smaller(plan: Plan) -> str:
     room = plan.share - whole - (plan.missing + plan.cache)
     if room <= 0:
         return "set max-num-seqs, max-num-batched-tokens or max-model-len to much less"
-    ranks, split = settings.ranks * settings.data_parallel, plan.used - whole
-    gpus = ranks * 2 ** math.ceil(math.log2(max(2, split / room)))
+    # Replicas share the experts alone, so the same GPUs hold more as tensor-parallel ranks.
+    replicas, experts = settings.data_parallel, plan.weights[0].size
+    split = (plan.used - whole + (replicas - 1) * experts) / room
+    gpus = settings.ranks * 2 ** math.ceil(math.log2(max(split, 2 if replicas == 1 else 1)))
     there = plan.setup.hardware.count
     if gpus > there:
         return f"take about {gpus} such GPUs, where there are {there}, or larger ones"
-    return f"set tensor-parallel-size to {gpus * settings.tensor_parallel // ranks}: {gpus} of the {there} GPUs hold it"
+    alone = " and data-parallel-size to 1" if replicas > 1 else ""
+    tensor = gpus // settings.pipeline_parallel
+    return f"set tensor-parallel-size to {tensor}{alone}: {gpus} of the {there} GPUs hold it"
 
 
 def _less_outside(plan: Plan) -> str:
