@@ -44,6 +44,24 @@ def test_what_is_shipped_contradicts_nothing(found):
     assert found() == []
 
 
+def test_what_is_shipped_is_told_as_what_was_looked_at(kimi, mla_drafter):
+    settings = settings_from(read_arguments(SHIPPED), RTX_PRO_6000, {})
+    pair = read_target(kimi.directory), read_drafter(mla_drafter.directory)
+    told = contradictions(Setup(settings, *pair, RTX_PRO_6000, PATCHES))
+    assert {finding.check: finding.text for finding in told} == {
+        "parallelism": "TP 8 x PP 1 x DP 1 on 8 GPUs",
+        "pipeline stages": "one",
+        "decode context parallelism": "none",
+        "CUDA graphs": "graphs to 512 rows, a full batch has 512",
+        "batches": "128 sequences and 8,192 tokens a step, 98,304 a request",
+        "KV cache type": "bfloat16",
+        "speculation": "eagle3, 3 tokens a step",
+        "pictures": "the model reads them",
+        "parsers": "of tools: kimi_k2",
+        "timeouts": "API servers: 1",
+    }
+
+
 def speculation(**options):
     given = {"method": "eagle3", "model": "/d", "num_speculative_tokens": 3, **options}
     return ["--speculative-config", json.dumps({name: value for name, value in given.items() if value is not None})]

@@ -63,10 +63,10 @@ Rule = Callable[[Setup], Iterator[Finding]]
 
 
 def contradictions(setup: Setup) -> Iterator[Finding]:
-    """Yield what each rule finds; where one finds nothing, that it passed."""
+    """Yield what each rule finds; where one finds nothing, what it looked at."""
     for check, rule in _RULES.items():
         found = list(rule(setup))
-        yield from found or [passed(check, "nothing contradicts")]
+        yield from found or [passed(check, _LOOKED_AT[check](setup))]
 
 
 def _parallelism(setup: Setup) -> Iterator[Finding]:
@@ -351,3 +351,50 @@ _RULES: dict[str, Rule] = {
     "parsers": _parsers,
     "timeouts": _timeouts,
 }
+
+
+def _ranks_in_words(setup: Setup) -> str:
+    settings = setup.settings
+    sizes = f"TP {settings.tensor_parallel} x PP {settings.pipeline_parallel} x DP {settings.data_parallel}"
+    return f"{sizes} on {setup.hardware.count} GPUs" if setup.hardware.chip else sizes
+
+
+def _stages_in_words(setup: Setup) -> str:
+    stages = setup.settings.pipeline_parallel
+    return f"{stages} of them" if stages > 1 else "one"
+
+
+def _decode_in_words(setup: Setup) -> str:
+    ranks = setup.settings.context_parallel
+    return f"over {ranks} ranks" if ranks > 1 else "none"
+
+
+def _graphs_in_words(setup: Setup) -> str:
+    sizes = setup.settings.graph_sizes
+    return f"graphs to {sizes[-1]} rows, a full batch has {setup.rows}" if sizes else "none are captured"
+
+
+def _batches_in_words(setup: Setup) -> str:
+    settings = setup.settings
+    return f"{settings.sequences:,} sequences and {settings.step_tokens:,} tokens a step, {setup.longest:,} a request"
+
+
+def _pictures_in_words(setup: Setup) -> str:
+    if setup.target.vision is None:
+        return "the model has no vision tower"
+    return "left out, with the vision tower" if setup.settings.flag("language-model-only") else "the model reads them"
+
+
+_LOOKED_AT: dict[str, Callable[[Setup], str]] = {
+    "parallelism": _ranks_in_words,
+    "pipeline stages": _stages_in_words,
+    "decode context parallelism": _decode_in_words,
+    "CUDA graphs": _graphs_in_words,
+    "batches": _batches_in_words,
+    "KV cache type": lambda setup: setup.settings.kv_dtype,
+    "speculation": lambda setup: f"eagle3, {setup.drafted} tokens a step",
+    "pictures": _pictures_in_words,
+    "parsers": lambda setup: f"of tools: {setup.settings.text('tool-call-parser') or 'none'}",
+    "timeouts": lambda setup: f"API servers: {setup.settings.servers}",
+}
+"""What a rule that finds nothing looked at."""
