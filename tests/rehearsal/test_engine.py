@@ -24,7 +24,7 @@ def rehearsed(rehearse, published, pairs, remembered_models):
 def test_the_published_pair_passes(rehearsed, measured):
     outcome = rehearsed[0]
     assert (outcome.code, outcome.report["verdict"], outcome.report["profile"]) == (0, "passed", "cpu"), outcome.said
-    assert {each["check"] for each in outcome.findings("warned")} == {"drafter positions"}
+    assert [each["check"] for each in outcome.findings("warned")] == []
     passed = [each["check"] for each in outcome.findings("passed") if each["section"] == "engine"]
     assert passed == ["shrunken pair", "start", *ASKED]
     assert "decode kernel" in {each["check"] for each in outcome.findings("passed")}
