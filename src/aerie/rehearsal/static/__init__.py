@@ -1,1 +1,1 @@
-"""What can be known in two seconds, from configuration and headers alone."""
+"""What can be known in seconds, from configuration and headers alone."""
