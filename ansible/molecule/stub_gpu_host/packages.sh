@@ -277,7 +277,8 @@ repository=$root/kernel
 running=$(uname -r)
 next=99.0.0-1-amd64
 headers() {
-  package "linux-headers-$1" 99
+  # The compiler comes with the headers, as in every distribution.
+  package "linux-headers-$1" 99 "Depends: gcc"
   mkdir -p "$tree/lib/modules/$1" "$tree/usr/src/linux-headers-$1/include"
   echo 'CONFIG_MODULES=y' >"$tree/usr/src/linux-headers-$1/.config"
   : >"$tree/usr/src/linux-headers-$1/Makefile"
