@@ -1,6 +1,7 @@
 """The commands and nothing else; each imports what it needs, so that the health probe starts fast."""
 
 import argparse
+import math
 import signal
 import sys
 from collections.abc import Sequence
@@ -142,6 +143,7 @@ def _parser() -> argparse.ArgumentParser:
     diagnose.set_defaults(run=_diagnose)
 
     _add_rehearse(commands)
+    _add_fabric(commands)
 
     model = commands.add_parser("model", help="make checkpoints").add_subparsers(required=True, metavar="KIND")
     tiny = model.add_parser(
@@ -280,6 +282,51 @@ def _add_rehearse(commands: Any) -> None:
     rehearse.set_defaults(run=_rehearse)
 
 
+def _add_fabric(commands: Any) -> None:
+    fabric = commands.add_parser(
+        "fabric",
+        help="prove that traffic between the GPUs arrives, and say what serving without it costs",
+        description="Moves bytes between every pair of GPUs and looks whether they came, then reduces over all of them "
+        "by NCCL, with the environment that it finds. What hangs is killed and named. Nothing is tried while somebody "
+        "uses the GPUs.",
+        epilog="Exit codes: 0 works; 1 dead or failed; 2 wrong usage; 3 nothing was tried, for fewer than two GPUs or "
+        "GPUs in use; 130 interrupted, 143 by SIGTERM.",
+    )
+    fabric.add_argument(
+        "--deadline",
+        type=_seconds,
+        default=60.0,
+        metavar="S",
+        help=_default("seconds in which nothing moves, then a copy or a rank counts as hung"),
+    )
+    fabric.add_argument(
+        "--compare",
+        action="store_true",
+        help="reduce without peer traffic, too, where it works: what it is worth (always done where it is dead)",
+    )
+    fabric.add_argument(
+        "--backend",
+        choices=("nccl", "gloo"),
+        default="nccl",
+        help=_default("gloo reduces on a CPU, and proves nothing about GPUs"),
+    )
+    fabric.add_argument("--ranks", type=_count, metavar="N", help="processes of gloo (default: 2)")
+    fabric.add_argument(
+        "--json", metavar="FILE", help="write the report as JSON; - for stdout, the text then to stderr"
+    )
+    fabric.set_defaults(run=_fabric)
+    more = fabric.add_subparsers(metavar="numa", help="may memory be bound to a NUMA node here, as numa-bind does it")
+    numa = more.add_parser(
+        "numa",
+        help="may memory be bound to a NUMA node here, as numa-bind does it",
+        description="Binds memory to each NUMA node that this container may use, and looks where its pages lie. In a "
+        "container that takes the capability SYS_NICE.",
+        epilog="Exit codes: 0 works, 1 not.",
+    )
+    numa.add_argument("--json", action="store_true", dest="as_json", help="print it as JSON")
+    numa.set_defaults(run=_fabric_numa)
+
+
 def _default(text: str) -> str:
     return f"{text} (default: %(default)s)"
 
@@ -290,9 +337,19 @@ def _whole_seconds(text: str) -> int:
     return int(text)
 
 
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds above 0")
+    return seconds
+
+
 def _count(text: str) -> int:
     if not text.isdecimal() or int(text) == 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of GPUs")
+        raise argparse.ArgumentTypeError(f"{text!r} is no number above 0")
     return int(text)
 
 
@@ -417,6 +474,30 @@ def _rehearse(options: argparse.Namespace) -> int:
     except UsageError as error:
         print(f"aerie rehearse: {error}", file=sys.stderr)
         return _USAGE
+
+
+def _fabric(options: argparse.Namespace) -> int:
+    from aerie.fabric.command import Options, UsageError, fabric
+
+    try:
+        return fabric(
+            Options(
+                deadline=options.deadline,
+                compare=options.compare,
+                backend=options.backend,
+                ranks=options.ranks,
+                json=options.json,
+            )
+        )
+    except UsageError as error:
+        print(f"aerie fabric: {error}", file=sys.stderr)
+        return _USAGE
+
+
+def _fabric_numa(options: argparse.Namespace) -> int:
+    from aerie.fabric.numa import numa
+
+    return numa(as_json=options.as_json)
 
 
 def _model_tiny(options: argparse.Namespace) -> int:
