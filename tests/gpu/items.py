@@ -331,8 +331,11 @@ def visible_gpus(count: int) -> list[str]:
     return [name for name in chosen.split(",") if name] if chosen is not None else [str(n) for n in range(count)]
 
 
-def run(description: str, items: list[Item]) -> int:
-    """Run the command line of a program that has these items; 1 if something is not as it must be."""
+def run(description: str, items: list[Item], *, engine: bool = True) -> int:
+    """Run the command line of a program that has these items; 1 if something is not as it must be.
+
+    Without `engine` no item needs vLLM, and none has to be installed.
+    """
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("gpu-results"), help="directory for NAME.json and NAME.log")
     parser.add_argument("--name", default=Path(sys.argv[0]).stem, help="of the files (default: %(default)s)")
@@ -356,14 +359,14 @@ def run(description: str, items: list[Item]) -> int:
         scratch = Path(folder)
         try:
             about = machine(gpus, args.series)
-            trees = engine_trees(args.series, scratch)
+            trees = engine_trees(args.series, scratch) if engine else dict.fromkeys((True, False), REPOSITORY / "src")
             given = read_environment(args.env_file) if args.env_file else {}
         except (PatchError, OSError) as error:
             print(f"{parser.prog}: {error}", file=sys.stderr)
             return 1
         if args.commit:
             about["commit"] = args.commit
-        tiny = tiny_pair(scratch)
+        tiny = tiny_pair(scratch) if engine else scratch
         environments = {patched: program_environment(tree, given, tiny) for patched, tree in trees.items()}
         names = visible_gpus(len(gpus))
         chosen = [item for item in items if item.name in args.only]
