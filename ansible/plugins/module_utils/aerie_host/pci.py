@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import re
 import struct
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 NVIDIA = 0x10DE
 # Display controllers: VGA compatible (0x0300) and 3D (0x0302), the two as which data-centre and workstation GPUs show.
@@ -141,6 +140,7 @@ class Device:
     whole: bool = True
     iommu_group: int | None = None
     iommu_type: str | None = None  # DMA, DMA-FQ, identity, blocked; None without an IOMMU
+    buses: tuple[int, int, int] | None = None  # of a bridge: primary, secondary, subordinate
 
     @property
     def parent(self) -> str | None:
@@ -172,7 +172,7 @@ class Config:
     slot: Slot | None
     answers: bool
     whole: bool
-    buses: tuple[int, int, int] | None = field(default=None)  # primary, secondary, subordinate of a bridge
+    buses: tuple[int, int, int] | None = None
 
 
 def decode(config: bytes) -> Config:
@@ -333,6 +333,7 @@ def _read_device(entry: Path) -> Device:
         whole=config.whole,
         iommu_group=int(group.resolve().name) if group.exists() else None,
         iommu_type=_text(group / "type") or None,
+        buses=config.buses,
     )
 
 
