@@ -138,6 +138,17 @@ def test_the_sites_own_variables_reach_the_engine_and_win(project: Project, comb
     assert ("NCCL_P2P_LEVEL" in before) == (combination == "gpu")
 
 
+def test_what_differs_by_the_gpus_connection_is_read_after_the_base_and_before_the_site(project: Project) -> None:
+    base = project.service("gpu")["environment"]
+    assert project.service("gpu", AERIE_FABRIC="peer-dead")["environment"] == base | {"NCCL_P2P_DISABLE": "1"}
+    assert project.service("gpu", AERIE_FABRIC="one-switch")["environment"] == base | {"NCCL_P2P_LEVEL": "PXB"}
+    # A host whose connection has nothing of its own gets the base alone.
+    assert project.service("gpu", AERIE_FABRIC="switches")["environment"] == base
+    (project.directory / "engine.env").write_text("NCCL_P2P_LEVEL=PHB\n")
+    site = project.service("gpu", AERIE_FABRIC="one-switch")["environment"]
+    assert site == base | {"NCCL_P2P_LEVEL": "PHB"}
+
+
 def test_cpu_flavour_needs_no_gpu_no_models_and_no_nccl(project: Project) -> None:
     gpu, cpu = project.service("gpu"), project.service("cpu")
     assert "deploy" not in cpu
