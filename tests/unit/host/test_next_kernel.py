@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from aerie_host.next_kernel import LOADER_VARIABLE, from_grub, order, parse_entry, read_next_kernel
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 OLD, NEW = "6.12.9-amd64", "6.12.18-amd64"
 # As grub-mkconfig of Debian 13 writes it, shortened: the newest kernel on top, all of them in a submenu.
@@ -22,23 +25,23 @@ function load_video {{
   insmod all_video
 }}
 menuentry 'Debian GNU/Linux' --class debian --class os $menuentry_id_option 'gnulinux-simple-1234' {{
-	load_video
-	if [ x$feature = xy ]; then
-	  search --no-floppy --fs-uuid --set=root 1234
-	fi
-	linux	/boot/vmlinuz-6.12.18-amd64 root=UUID=1234 ro quiet
-	initrd	/boot/initrd.img-6.12.18-amd64
+ load_video
+ if [ x$feature = xy ]; then
+   search --no-floppy --fs-uuid --set=root 1234
+ fi
+  linux /boot/vmlinuz-6.12.18-amd64 root=UUID=1234 ro quiet
+ initrd /boot/initrd.img-6.12.18-amd64
 }}
 submenu 'Advanced options for Debian GNU/Linux' $menuentry_id_option 'gnulinux-advanced-1234' {{
-	menuentry 'Debian GNU/Linux, with Linux 6.12.18-amd64' $menuentry_id_option 'gnulinux-6.12.18-amd64-advanced-1234' {{
-		linux	/boot/vmlinuz-6.12.18-amd64 root=UUID=1234 ro quiet
-	}}
-	menuentry 'Debian GNU/Linux, with Linux 6.12.9-amd64' $menuentry_id_option 'gnulinux-6.12.9-amd64-advanced-1234' {{
-		linux	/boot/vmlinuz-6.12.9-amd64 root=UUID=1234 ro quiet
-	}}
+  menuentry 'Debian GNU/Linux, with Linux 6.12.18-amd64' $menuentry_id_option 'gnulinux-6.12.18-amd64-advanced-1' {{
+     linux /boot/vmlinuz-6.12.18-amd64 root=UUID=1234 ro quiet
+ }}
+  menuentry 'Debian GNU/Linux, with Linux 6.12.9-amd64' $menuentry_id_option 'gnulinux-6.12.9-amd64-advanced-1234' {{
+     linux /boot/vmlinuz-6.12.9-amd64 root=UUID=1234 ro quiet
+ }}
 }}
 menuentry 'UEFI Firmware Settings' $menuentry_id_option 'uefi-firmware' {{
-	fwsetup --is-supported
+ fwsetup --is-supported
 }}
 """
 
