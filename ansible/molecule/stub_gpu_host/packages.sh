@@ -11,13 +11,12 @@
 #   DIRECTORY/fingerprint                          of the key
 #
 # No package holds anything of NVIDIA's. The driver's kernel module is a C file of four strings, built by the real dkms; it can be
-# asked for its version and licence, and loaded by no kernel. The programs answer from /proc/driver/nvidia, or as the real ones do
-# where no driver is loaded. Where $STUB_MACHINE/bin (default: /srv/stub-machine/bin) has a program of the same name, that one answers.
+# asked for its version and licence, and loaded by no kernel. The programs answer from /proc/driver/nvidia and from the described
+# machine below /srv/stub-machine, or as the real ones do where no driver is loaded.
 set -eu
 
 root=$1
 shift
-STUB_MACHINE=${STUB_MACHINE:-/srv/stub-machine}
 if ! command -v gpg >/dev/null; then
   apt-get -q update
   DEBIAN_FRONTEND=noninteractive apt-get -q install --yes --no-install-recommends gpg gpg-agent
@@ -84,38 +83,30 @@ index() {
 
 # --- The driver -------------------------------------------------------------------------------------------------------
 
-# What a program does before anything else: another machine's stand-in may know better.
-known_better() {
-  cat <<EOT
-#!/bin/sh
-[ ! -x $STUB_MACHINE/bin/$1 ] || exec $STUB_MACHINE/bin/$1 "\$@"
-EOT
-}
-
 nvidia_smi() {
-  {
-    known_better nvidia-smi
-    cat <<'EOT'
+  program usr/bin/nvidia-smi <<'EOT'
+#!/bin/sh
+# A stand-in. A described machine says itself what nvidia-smi would.
+tree=/srv/stub-machine/driver/nvidia-smi
 version=$(sed -n 's/^NVRM version:.* \([0-9]*\.[0-9.]*\) .*/\1/p' /proc/driver/nvidia/version 2>/dev/null)
 if [ -z "$version" ]; then
   echo "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver. Make sure that the latest NVIDIA driver is installed and running."
   exit 9
 fi
-case " $* " in
-  *" -pm "*|*" --persistence-mode"*) echo "$*" >>/run/stub-nvidia-smi ;;
+case "$*" in
+  '-q -x') exec cat "$tree/q.xml" ;;
+  'topo -m') exec cat "$tree/topo" ;;
+  -L) exec cat "$tree/list" ;;
+  '') echo "NVIDIA-SMI $version  Driver Version: $version" ;;
+  '-pm 1') touch /run/stub-persistence-mode ;;
   *driver_version*) for gpu in /proc/driver/nvidia/gpus/*/; do [ ! -d "$gpu" ] || echo "$version"; done ;;
-  *" -L "*) for gpu in /proc/driver/nvidia/gpus/*/; do [ ! -d "$gpu" ] || echo "GPU: $(basename "$gpu")"; done ;;
-  *) echo "NVIDIA-SMI $version  Driver Version: $version" ;;
+  *) echo "stub nvidia-smi: no answer to: $*" >&2; exit 2 ;;
 esac
 EOT
-  } | program usr/bin/nvidia-smi
 }
 
 nvidia_modprobe() {
-  {
-    known_better nvidia-modprobe
-    echo 'exit 0'
-  } | program usr/bin/nvidia-modprobe
+  printf '%s\n' '#!/bin/sh' 'echo "$*" >>/run/stub-nvidia-modprobe' | program usr/bin/nvidia-modprobe
 }
 
 # persistenced [INSTALL]: the daemon and its unit, which Debian's package enables and Ubuntu's cannot.
@@ -252,10 +243,13 @@ done
 repository=$root/libnvidia-container/stable/deb/amd64
 for version in 1.19.0 1.19.1; do
   package nvidia-container-toolkit-base "$version-1"
-  {
-    known_better nvidia-ctk
-    echo "case \"\$*\" in --version|version) echo 'NVIDIA Container Toolkit CLI version $version' ;; *) exit 0 ;; esac"
-  } | program usr/bin/nvidia-ctk
+  program usr/bin/nvidia-ctk <<EOT
+#!/bin/sh
+case "\$*" in
+  --version|version) echo "NVIDIA Container Toolkit CLI version $version" ;;
+  *) echo "stub nvidia-ctk: no answer to: \$*" >&2; exit 2 ;;
+esac
+EOT
   printf '%s\n' '#!/bin/sh' 'exec runc "$@"' | program usr/bin/nvidia-container-runtime
   printf '%s\n' '#!/bin/sh' 'exit 0' | program usr/bin/nvidia-cdi-hook
   put "$repository"
