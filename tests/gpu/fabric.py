@@ -17,7 +17,13 @@ TWO = {"gpus": 2, "alone": True}
 
 ITEMS = [
     Item("proof", PROVEN, ("bytes-arrive-and-the-fallback-has-a-price",), seconds=180, **TWO),
-    Item("dead_paths", PROVEN, ("lost-bytes-are-found", "hung-copy-is-killed-and-named"), seconds=240, **TWO),
+    Item(
+        "dead_paths",
+        PROVEN,
+        ("lost-bytes-are-found", "garbled-bytes-are-counted", "hung-copy-is-killed-and-named"),
+        seconds=240,
+        **TWO,
+    ),
     Item("ranks", PROVEN, ("absent-rank-is-named", "stopped-rank-is-ended"), seconds=240, **TWO),
     Item("others", PROVEN, ("used-gpus-are-left-alone", "ctrl-c-leaves-nothing"), seconds=120, **TWO),
 ]

@@ -34,6 +34,16 @@ if "aerie.fabric.copies" in sys.orig_argv:
     copy = torch.Tensor.copy_
     torch.Tensor.copy_ = lambda to, of, *rest: to if to.device != of.device else copy(to, of, *rest)
 """
+# Of what is copied between GPUs, ten words come otherwise.
+GARBLES = (
+    LOSES.replace("to if to.device", "garbled(copy(to, of, *rest)) if to.device")
+    + """
+    def garbled(tensor):
+        if tensor.numel() > 1024:
+            tensor.view(-1)[100:110] += 1
+        return tensor
+"""
+)
 # What copies from GPU 0 to GPU 1 waits on GPU 0 for hours, as behind a path that swallows what it is given.
 HANGS = """
 import sys
@@ -60,7 +70,7 @@ if os.environ.get("RANK") == "1":
     reduce, calls = distributed.all_reduce, []
     def stopping(*arguments, **options):
         calls.append(1)
-        if len(calls) == 35:
+        if len(calls) == 80:
             os.kill(os.getpid(), signal.SIGSTOP)
         return reduce(*arguments, **options)
     distributed.all_reduce = stopping
@@ -147,6 +157,16 @@ def loses() -> str:
     assert (proof.report["verdict"], proof.report["peer_to_peer"]) == ("dead", "dead")
     details = {pair["detail"] for pair in proof.report["pairs"]}
     assert details == {"copy 4 KiB: no byte arrived"}, details
+    return proof.report["why"]
+
+
+@contract("garbled-bytes-are-counted")
+def garbles() -> str:
+    """A path that changes some bytes is dead, and they are counted."""
+    proof = prove(GARBLES, "--deadline", "30")
+    assert proof.code == 1, proof.said
+    details = {(pair["state"], pair["detail"]) for pair in proof.report["pairs"]}
+    assert details == {("wrong", "copy 1 MiB: 40 of 1,048,576 bytes are not what was sent")}, details
     return proof.report["why"]
 
 

@@ -80,6 +80,7 @@ class _Watch:
         self._say = say
         self._steps = [LOADING] * ranks
         self._moves = [0] * ranks
+        self._told: set[str] = set()
         self._seconds: list[dict[int, float]] = [{} for _ in range(ranks)]
 
     def follow(self) -> tuple[State, str]:
@@ -100,9 +101,10 @@ class _Watch:
                 continue
             self._moves[rank] += 1
             if "step" in message:
-                if message["step"] not in self._steps:
-                    self._say(message["step"])
                 self._steps[rank] = message["step"]
+                if message["step"] not in self._told:
+                    self._told.add(message["step"])
+                    self._say(message["step"])
             elif "timed" in message:
                 self._seconds[rank][message["timed"]] = message["seconds"]
             elif message["wrong"]:

@@ -120,7 +120,7 @@ def _kernel(torch: Any, gpu: int, tell: Callable[..., None]) -> Move | None:
             kernel.copy(sent, arrived)
             torch.cuda.synchronize()
     except Exception as error:  # noqa: BLE001 - Triton raises whatever its compilers do
-        tell(no_kernel=f"{type(error).__name__}: {error}"[:300])
+        tell(no_kernel=" ".join(f"{type(error).__name__}: {error}".split())[:300])
         return None
     return kernel.copy
 
