@@ -129,6 +129,7 @@ _CAUGHT_HEADER = re.compile(
     r"Exception ignored in|Exception in |Task exception was never retrieved|--- Logging error ---|Unclosed "
     r"|handle: |future: |Error in atexit|Module \S+ was found but failed to import|ERROR: +Exception in ASGI"
 )
+_TRACKER = "/multiprocessing/resource_tracker.py"
 # Where a dying engine writes down its last requests: long, personal, and no cause.
 _DUMP = "dump_input.py"
 # An exception that nothing caught has gone through the first frame of its process.
@@ -173,7 +174,7 @@ def telling_of_trace(trace: Trace, level: str) -> Telling:  # noqa: PLR0911 - on
         return Telling.ECHO
     if _is_native(trace, level):
         return Telling.FATAL
-    if _CAUGHT_HEADER.match(trace.header):
+    if _CAUGHT_HEADER.match(trace.header) or _is_trackers(trace):
         return Telling.LOGGED
     if _FATAL_HEADER.match(trace.header):
         return Telling.FATAL
@@ -185,6 +186,15 @@ def telling_of_trace(trace: Trace, level: str) -> Telling:  # noqa: PLR0911 - on
 def _is_native(trace: Trace, level: str) -> bool:
     """Tell whether a process died of it in C++ or in the interpreter, neither of which logs: who logs it quotes it."""
     return trace.native and not level
+
+
+def _is_trackers(trace: Trace) -> bool:
+    """Tell whether Python's resource tracker wrote it, which prints each exception of its loop and goes on.
+
+    It misses names that a killed process had registered, or never came to (multiprocessing/resource_tracker.py, 3.11).
+    """
+    frames = trace.raised[-1].frames
+    return len(trace.raised) == 1 and bool(frames) and frames[0].file.endswith(_TRACKER)
 
 
 def is_uncaught(trace: Trace) -> bool:

@@ -391,6 +391,19 @@ def test_what_was_raised_after_a_worker_was_killed_follows_from_it():
     assert "NCCL error" in root(raised, KILLED % "-9").text
 
 
+def test_what_the_resource_tracker_misses_once_a_process_was_killed_is_no_cause():
+    tracker = """\
+    Traceback (most recent call last):
+      File "/usr/lib/python3.11/multiprocessing/resource_tracker.py", line 209, in main
+        cache[rtype].remove(name)
+    KeyError: '/psm_f7a0e5e2'
+    """
+    assert "died unexpectedly" in root(tracker, KILLED % "None", tracker).text
+    killed = diagnosed(tracker, ended="VLLM::EngineCore (pid 77) died", kind=Kind.KILLED)
+    assert killed.kind is Kind.KILLED
+    assert diagnosed(tracker) is None
+
+
 def test_a_cancelled_call_is_no_cause():
     assert "died unexpectedly" in root(ECHOES.replace("'no weights'", "'cancelled'")).text
 
