@@ -119,11 +119,15 @@ def test_limits_come_from_variables(project: Project) -> None:
     assert "ulimits" not in project.service("cpu")
 
 
-def test_gpus_are_reserved_by_count(project: Project) -> None:
+def test_gpus_come_by_cdi_all_of_them(project: Project) -> None:
     (device,) = project.service("gpu")["deploy"]["resources"]["reservations"]["devices"]
-    assert device == {"driver": "nvidia", "count": 8, "capabilities": ["gpu"]}
-    (device,) = project.service("gpu", AERIE_GPU_COUNT="4")["deploy"]["resources"]["reservations"]["devices"]
-    assert device["count"] == 4
+    assert device == {"driver": "cdi", "device_ids": ["nvidia.com/gpu=all"], "capabilities": ["gpu"]}
+
+
+@both
+def test_docker_restarts_the_container_unless_something_else_does(project: Project, combination: str) -> None:
+    assert project.service(combination)["restart"] == "unless-stopped"
+    assert project.service(combination, AERIE_RESTART="no")["restart"] == "no"
 
 
 @both
