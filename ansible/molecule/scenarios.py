@@ -1,4 +1,4 @@
-"""Run Molecule scenarios, several at a time: each role's, and the plays' own, which lie in ansible/molecule.
+"""Run Molecule scenarios, several at a time: each role's, and the plays' own, which lie beside this file.
 
 The output of each goes to .aerie/molecule/ROLE-SCENARIO.log, and what Ansible keeps while it runs to a directory
 beside that; a single one is shown as it runs. Exit code 1 says that one failed, 2 that none is called so, 130 that an
@@ -35,13 +35,13 @@ class Scenario(NamedTuple):
     """One molecule.yml."""
 
     project: Path
-    """The directory that Molecule is run in."""
+    """The directory that Molecule is run in: a role's, or `plays`."""
     name: str
 
     @property
     def role(self) -> str:
-        """The role that it tests, or `plays`."""
-        return self.project.name if self.project.parent.name == "roles" else "plays"
+        """What it tests."""
+        return self.project.name
 
     @property
     def label(self) -> str:
@@ -51,7 +51,7 @@ class Scenario(NamedTuple):
 
 def find(repository: Path) -> list[Scenario]:
     """Return every scenario of the tree, in the order in which they begin."""
-    places = ("ansible/roles/*/molecule/*/molecule.yml", "ansible/molecule/*/molecule.yml")
+    places = ("ansible/roles/*/molecule/*/molecule.yml", "ansible/molecule/plays/molecule/*/molecule.yml")
     files = [file for place in places for file in repository.glob(place)]
     scenarios = [Scenario(file.parents[2], file.parent.name) for file in files]
     return sorted(scenarios, key=lambda scenario: (scenario.label != LONGEST, scenario.label))

@@ -33,11 +33,11 @@ class Tree:
         (root / "bin").mkdir(parents=True)
         (root / "bin/molecule").write_text(MOLECULE)
         (root / "bin/molecule").chmod(0o755)
-        (root / "ansible/molecule/stub").mkdir(parents=True)  # not everything there is a scenario
+        (root / "ansible/molecule").mkdir(parents=True)
         shutil.copy(RUNNER, root / "ansible/molecule")
         for project, name in (("docker", "vendor"), ("docker", "default"), ("vllm", "default"), ("toolkit", "default")):
             self.add(root / "ansible/roles" / project / "molecule" / name)
-        self.add(root / "ansible/molecule/site")
+        self.add(root / "ansible/molecule/plays/molecule/site")
 
     @staticmethod
     def add(scenario: Path) -> None:
@@ -99,7 +99,7 @@ def test_so_many_run_at_once_and_no_more(tree: Tree) -> None:
     assert (now, most) == (0, 2)
     # What an earlier run left is no fresh host.
     assert sorted(tree.called("begin destroy")) == sorted(f"begin destroy {name}" for name in (
-        "docker/default", "docker/vendor", "vllm/default", "toolkit/default", "ansible/site"))  # fmt: skip
+        "docker/default", "docker/vendor", "vllm/default", "toolkit/default", "plays/site"))  # fmt: skip
     assert "passed  plays/site: 0 s" in output
 
 
@@ -135,7 +135,7 @@ def test_a_single_one_is_shown_as_it_runs(tree: Tree) -> None:
 
 def test_what_is_asked_for_runs_and_nothing_else(tree: Tree) -> None:
     assert tree.run("docker/vendor", "plays")[0] == 0
-    assert sorted(tree.called("begin test")) == ["begin test ansible/site", "begin test docker/vendor"]
+    assert sorted(tree.called("begin test")) == ["begin test docker/vendor", "begin test plays/site"]
 
 
 def test_a_name_that_is_none_is_refused_with_those_that_are(tree: Tree) -> None:
