@@ -1,0 +1,92 @@
+"""Which GPUs of those that a host should have are missing: where each sat, and what the kernel said of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .machine import Machine
+    from .nvidia import KernelEvent
+    from .pci import Device
+
+
+@dataclass(frozen=True)
+class MissingGpu:
+    """One that should be there. What could not be found out is empty: a GPU that never came up leaves no address."""
+
+    reason: str
+    address: str = ""
+    slot: str = ""
+    port: str = ""  # the port above it
+    event: KernelEvent | None = None
+
+    def __str__(self) -> str:
+        """Name it as somebody needs who is about to open the machine."""
+        place = ", ".join(part for part in (self.slot, f"below port {self.port}" if self.port else "") if part)
+        said = ""
+        if self.event:
+            xid = f"Xid {self.event.xid}: " if self.event.xid is not None else ""
+            said = f"; the kernel{' at ' + self.event.at if self.event.at else ''}: {xid}{self.event.text}"
+        return f"{self.address or 'address unknown'}{f' ({place})' if place else ''} {self.reason}{said}"
+
+
+def missing_gpus(machine: Machine, expected: int) -> list[MissingGpu]:
+    """List what is missing to `expected`, surest first. Empty where that many GPUs are on the bus and served, or none is expected.
+
+    Before a driver is loaded only the bus counts.
+    """
+    found: dict[str, MissingGpu] = {}
+    served = {gpu.address for gpu in machine.served}
+    for gpu in machine.gpus:
+        if not gpu.answers:
+            found[gpu.address] = _missing(machine, gpu.address, "is listed and no longer answers on the bus")
+        elif machine.driver and gpu.driver == "nvidia" and gpu.address not in served:
+            found[gpu.address] = _missing(machine, gpu.address, "is on the bus, but the driver does not serve it")
+    for event in (*(machine.events or ()), *machine.events_before):
+        if event.lost and event.address not in found and event.address not in machine.devices:
+            found[event.address] = _missing(machine, event.address, "is gone from the bus")
+    there = sum(1 for gpu in machine.gpus if gpu.address not in found)
+    lacking = expected - there - len(found)
+    if lacking > 0:
+        taken = {missing.port for missing in found.values()}
+        for port in [port for port in _empty_ports(machine) if port.address not in taken][:lacking]:
+            state = (
+                "a card sits in it, and its link is down"
+                if port.slot and port.slot.present
+                else "no card is seen in it"
+            )
+            reason = f"may be the one of this slot: {state}"
+            found[port.address] = MissingGpu(reason, slot=machine.slot(port.address), port=port.address)
+        found |= {str(number): MissingGpu("left no trace") for number in range(expected - there - len(found))}
+    return list(found.values()) if expected > there else []
+
+
+def _missing(machine: Machine, address: str, reason: str) -> MissingGpu:
+    events = [
+        event for event in (*machine.events_before, *(machine.events or ())) if event.address == address and event.lost
+    ]
+    return MissingGpu(reason, address, machine.slot(address), _port(machine, address), events[-1] if events else None)
+
+
+def _port(machine: Machine, address: str) -> str:
+    """Find the port whose secondary bus the address is on; it is there also when the device is not."""
+    if address in machine.devices:
+        return machine.devices[address].parent or ""
+    domain, bus = address.split(":")[:2]
+    at = (port.address for port in machine.devices.values() if port.buses and port.buses[1] == int(bus, 16))
+    return next((port for port in at if port.startswith(domain + ":")), "")
+
+
+def _empty_ports(machine: Machine) -> list[Device]:
+    """List the ports with nothing below that are like those with a GPU below; first those in whose slot a card is seen."""
+    parents = [machine.devices[gpu.parent] for gpu in machine.gpus if gpu.parent in machine.devices]
+    kinds = {(port.kind, port.vendor, port.device, port.link and port.link.max_width) for port in parents}
+    occupied = {address for device in machine.devices.values() for address in device.path[:-1]}
+    empty = [
+        port
+        for port in machine.devices.values()
+        if port.address not in occupied
+        and (port.kind, port.vendor, port.device, port.link and port.link.max_width) in kinds
+    ]
+    return sorted(empty, key=lambda port: (not (port.slot and port.slot.present), port.address))
