@@ -1,5 +1,5 @@
 # shellcheck shell=sh
-# What of Docker this host has, one NAME=VALUE a line. An empty value: not there, or it does not answer.
+# What of Docker this host has, one NAME=VALUE a line. An empty value: not there, or it does not answer. $1: the data root to be.
 say() { printf '%s=%s\n' "$1" "$2"; }
 
 say uid "$(id -u)"
@@ -16,10 +16,11 @@ else
   say engine ''
   say problem "$(echo "$answer" | paste -s -d ' ')"
 fi
+say root "$(timeout 15 docker info --format '{{.DockerRootDir}}' 2>/dev/null)"
 say compose "$(docker compose version --short 2>/dev/null | sed 's/^v//')"
 say buildx "$(docker buildx version 2>/dev/null | sed -n 's/^[^ ]* v\{0,1\}\([0-9][^ ]*\).*/\1/p')"
 # The package that a present engine came from decides where its plugins come from.
 say package "$(dpkg-query --search "$(command -v dockerd || echo /none)" 2>/dev/null | cut -d : -f 1)"
-directory=/var/lib/docker
+directory=${1:-/var/lib/docker}
 while [ ! -d "$directory" ]; do directory=$(dirname "$directory"); done
 say free_gb "$(df -Pk "$directory" | awk 'NR == 2 { print int($4 / 1000 / 1000 * 1.024) }')"

@@ -1,0 +1,270 @@
+"""Merge settings into Docker's daemon.json, validated by dockerd, and tell what it takes for them to count."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from ansible.module_utils.aerie_host import daemon, undo, undo_host
+from ansible.module_utils.aerie_host.merged import Merge, Share, merge
+from ansible.module_utils.basic import AnsibleModule
+
+DOCUMENTATION = """
+module: docker_daemon
+short_description: Merge settings into Docker's daemon.json
+description:
+  - Writes C(/etc/docker/daemon.json), has the daemon read it again (SIGHUP), and restarts nothing. What the file had
+    stays, but for the settings that are given. Each owner has its share of the file, recorded where C(undo) has its
+    record; a setting that it no longer gives goes.
+  - A data root that would be left behind with data is refused.
+  - The file is replaced only by one that C(dockerd --validate) accepts together with the arguments of the daemon's
+    unit.
+options:
+  owner:
+    description: The role whose settings these are.
+    type: str
+    required: true
+  config:
+    description:
+      - The owner's settings. An object is merged key by key, anything else replaces what is there; null takes a default
+        out.
+    type: dict
+    default: {}
+  defaults:
+    description: Settings that count only where the file has nothing of that name at its top.
+    type: dict
+    default: {}
+"""
+
+RETURN = """
+restart:
+  description: Settings that the running daemon takes over only when it is restarted, of earlier changes, too.
+  returned: always
+  type: list
+reloaded:
+  description: Settings that were changed and that the running daemon was told, by SIGHUP, to take over.
+  returned: always
+  type: list
+replaced:
+  description: One line for each value of the site's, or of another role, that the owner's takes the place of.
+  returned: always
+  type: list
+content:
+  description: The file's content, as it is now or would be.
+  returned: always
+  type: dict
+before:
+  description: The file's text as it was, none where there was no file.
+  returned: always
+  type: str
+"""
+
+FILE = Path("/etc/docker/daemon.json")
+DATA_ROOT = "/var/lib/docker"
+"""Where the file names none."""
+PENDING = Path("/run/aerie/docker-restart.json")
+"""Which daemon has not yet taken over which settings. Below /run, for it means nothing after a boot."""
+UNIT = "docker.service"
+
+
+def running_daemon() -> str:
+    """Return what tells this daemon process from any later one, empty where none runs."""
+    try:
+        pid = Path("/run/docker.pid").read_text().strip()
+        # After the name in parentheses; the start is the 22nd field.
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        start = fields[19]
+    except (OSError, IndexError):
+        return ""
+    return f"{pid} {start}"
+
+
+def pid_of(running: str) -> int:
+    """Return the daemon's process id."""
+    return int(running.partition(" ")[0])
+
+
+def flags(running: str) -> list[str]:
+    """Return the arguments that the daemon starts with next time."""
+    if Path("/run/systemd/system").is_dir():
+        shown = undo_host.run("systemctl", "show", UNIT, "--property", "ExecStart,Environment,EnvironmentFiles").out
+        return daemon.flags_of_unit(shown, lambda name: Path(name).read_text() if Path(name).is_file() else "")
+    if running:
+        return Path(f"/proc/{pid_of(running)}/cmdline").read_bytes().decode().split("\0")[1:-1]
+    return []
+
+
+def data_in(root: Path) -> list[str]:
+    """Return which kinds of things a data root holds: containers, images, volumes."""
+    kinds = {
+        "containers": root.glob("containers/*"),
+        "images": root.glob("image/*/imagedb/content/sha256/*"),
+        "volumes": (path for path in root.glob("volumes/*") if path.is_dir()),
+    }
+    return [kind for kind, found in kinds.items() if next(iter(found), None)]
+
+
+def root_left_behind(before: dict[str, Any], after: dict[str, Any]) -> str:
+    """Return what to do where the change would leave data in the old root, empty where it would not."""
+    old, new = (Path(str(content.get("data-root", DATA_ROOT))) for content in (before, after))
+    left = data_in(old)
+    if old == new or not left or data_in(new):
+        return ""
+    return (
+        f"Docker's data root is {old} and has {' and '.join(left)}; with data-root {new} they would be out of sight. "
+        f"Data is never moved by itself. Either keep {old} (docker_daemon_config: {{data-root: {old}}}), or move it: "
+        f"stop what runs (systemctl stop docker.socket docker), copy (rsync -aHAXS --numeric-ids {old}/ {new}/), run "
+        f"this again, and remove {old} when everything is there. Nothing was changed"
+    )
+
+
+def validate(text: str, arguments: list[str]) -> str:
+    """Return what dockerd has to say against a file of this text, empty for nothing."""
+    with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
+        file.write(text)
+        file.flush()
+        done = undo_host.run("dockerd", "--validate", "--config-file", file.name, *arguments)
+        # Without dockerd nothing is running that could refuse it; the daemon's first start will tell.
+        return "" if done.rc in (0, 127) else (done.err or done.out).strip().replace(file.name, str(FILE))
+
+
+def refuse(module: AnsibleModule, text: str, before: str, arguments: list[str], complaint: str) -> None:
+    """Fail with whose fault it is that dockerd refuses the file."""
+    earlier = validate(before, arguments) if before else ""
+    whose = (
+        f"{FILE} is refused by dockerd as it is, without this role's settings, and the daemon will not start with it: "
+        "mend it"
+        if earlier
+        else f"With the settings that this role adds to {FILE} dockerd would not start: take the flag out of the unit "
+        "(systemctl cat docker.service; DOCKER_OPTS in /etc/default/docker), or the setting out of docker_daemon_config"
+        if "as a flag" in complaint
+        else f"With the settings that this role adds to {FILE} dockerd would not start: correct docker_daemon_config"
+    )
+    module.fail_json(msg=f"{whose}. Nothing was changed. dockerd says: {earlier or complaint}", refused=text)
+
+
+def pending(running: str, restart: list[str], *, check: bool) -> list[str]:
+    """Return what the running daemon has yet to take over at a restart, with what is added now."""
+    try:
+        noted = json.loads(PENDING.read_text())
+    except (OSError, ValueError):
+        noted = {}
+    waiting = sorted({*restart, *(noted.get("settings", []) if noted.get("daemon") == running else [])})
+    if not running:
+        waiting = []
+    if not check and waiting:
+        PENDING.parent.mkdir(mode=0o755, exist_ok=True)
+        undo_host.write(PENDING, json.dumps({"daemon": running, "settings": waiting}).encode(), 0o644)
+    elif not check:
+        PENDING.unlink(missing_ok=True)
+    return waiting
+
+
+def said(done: Merge) -> list[str]:
+    """Tell each value that another one takes the place of."""
+    return [
+        f"{'.'.join(pointer)} was {json.dumps(one.before)}, is {json.dumps(one.ours)}"
+        for pointer, one in done.replaced.items()
+    ]
+
+
+def check(module: AnsibleModule, content: dict[str, Any], done: Merge, before: str, running: str) -> None:
+    """Fail where the daemon would not start with the file, or not find its data."""
+    arguments = flags(running)
+    if any(argument.startswith("--config-file") for argument in arguments):
+        module.fail_json(
+            msg=f"The daemon starts with {' '.join(arguments)} and so does not read {FILE}: take --config-file out of "
+            "its unit (systemctl cat docker.service), or set docker_daemon_managed: false"
+        )
+    if advice := root_left_behind(content, done.content):
+        module.fail_json(msg=advice)
+    text = undo_host.to_text(done.content)
+    if complaint := validate(text, arguments):
+        refuse(module, text, before, arguments, complaint)
+
+
+def write(text: str) -> None:
+    """Replace the file; the site's owner and mode stay."""
+    FILE.parent.mkdir(mode=0o755, exist_ok=True)
+    status = FILE.stat() if FILE.exists() else None
+    owned = (status.st_mode & 0o7777, status.st_uid, status.st_gid) if status else (0o644, 0, 0)
+    undo_host.write(FILE, text.encode(), *owned)
+
+
+def keep_share(record: undo.Record, owner: str, share: Share) -> None:
+    """Record what the owner has in the file from now on."""
+    entry = record[owner]
+    if share.settings:
+        undo_host.note_directories(entry, FILE)
+        entry.shares[str(FILE)] = share
+    else:
+        entry.shares.pop(str(FILE), None)
+    undo_host.save(record)
+
+
+def run(module: AnsibleModule) -> dict[str, Any]:
+    """Merge, validate and write."""
+    owner, config, defaults = (module.params[name] for name in ("owner", "config", "defaults"))
+    there = undo_host.read_json(FILE)
+    content = there or {}
+    before = "" if there is None else FILE.read_text()
+    record = undo_host.load()
+    share = record.setdefault(owner, undo.Entry()).shares.get(str(FILE))
+    # What the file would be without this owner's settings is what the defaults give way to.
+    site = merge(there, share, {}).content
+    done = merge(there, share, daemon.wanted(config, defaults, site))
+    gone = not done.content and done.share.created
+    settings = daemon.changed(content, done.content)
+    differs = bool(settings) or (gone and there is not None)
+    running = running_daemon()
+    restart = daemon.need_restart(settings) if running else []
+    reloaded = [name for name in settings if running and name not in restart]
+    if settings:
+        check(module, content, done, before, running)
+    if not module.check_mode:
+        keep_share(record, owner, done.share)
+        if differs and gone:
+            FILE.unlink()
+        elif differs:
+            write(undo_host.to_text(done.content))
+        if reloaded:
+            os.kill(pid_of(running), signal.SIGHUP)
+    after = ("" if gone else undo_host.to_text(done.content)) if differs else before
+    return {
+        "changed": differs,
+        "restart": pending(running, restart, check=module.check_mode),
+        "reloaded": reloaded,
+        "replaced": said(done),
+        "content": done.content,
+        "before": before,
+        "diff": {"before_header": str(FILE), "before": before, "after": after},
+    }
+
+
+def main() -> None:
+    """Run the module."""
+    module = AnsibleModule(
+        argument_spec={
+            "owner": {"type": "str", "required": True},
+            "config": {"type": "dict", "default": {}},
+            "defaults": {"type": "dict", "default": {}},
+        },
+        supports_check_mode=True,
+    )
+    try:
+        result = run(module)
+    except undo.UndoError as error:
+        module.fail_json(
+            msg=f"{error}. Nothing was changed: mend the file, or move it away, and run this again"
+            if str(error).startswith(str(FILE))
+            else str(error)
+        )
+    module.exit_json(**result)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,66 @@
+"""What daemon.json is to hold, what a change needs, and with which arguments dockerd starts."""
+
+from __future__ import annotations
+
+import pytest
+from aerie_host import daemon
+
+DEFAULTS = {"log-driver": "json-file", "log-opts": {"max-size": "50m"}, "live-restore": True}
+
+
+def test_defaults_give_way_to_what_the_site_has() -> None:
+    assert daemon.wanted({}, DEFAULTS, {"live-restore": False}) == {
+        "log-driver": "json-file",
+        "log-opts": {"max-size": "50m"},
+    }
+
+
+def test_configuration_counts_in_any_case() -> None:
+    assert daemon.wanted({"mtu": 9000}, DEFAULTS, {"mtu": 1500}) == DEFAULTS | {"mtu": 9000}
+
+
+def test_null_takes_a_default_out() -> None:
+    assert daemon.wanted({"live-restore": None, "features": {"cdi": None}}, DEFAULTS, {}) == {
+        "features": {},
+        "log-driver": "json-file",
+        "log-opts": {"max-size": "50m"},
+    }
+
+
+@pytest.mark.parametrize(("config", "site"), [({"log-driver": "journald"}, {}), ({}, {"log-driver": "journald"})])
+def test_another_log_driver_does_not_get_the_options_of_this_one(config: dict[str, str], site: dict[str, str]) -> None:
+    assert "log-opts" not in daemon.wanted(config, DEFAULTS, site)
+    assert "log-opts" in daemon.wanted({}, DEFAULTS, {"log-driver": "json-file"})
+
+
+def test_what_changed_and_what_of_it_needs_a_restart() -> None:
+    before = {"mtu": 1, "debug": False, "labels": ["a"]}
+    settings = daemon.changed(before, {"debug": True, "labels": ["a"], "live-restore": True, "features": {"cdi": True}})
+    assert settings == ["debug", "features", "live-restore", "mtu"]
+    assert daemon.need_restart(settings) == ["features", "mtu"]
+
+
+def test_arguments_of_the_unit() -> None:
+    shown = (
+        "ExecStart={ path=/usr/sbin/dockerd ; argv[]=/usr/sbin/dockerd -H fd:// --data-root ${ROOT}/docker $DOCKER_OPTS"
+        " $NONE"
+        " ; ignore_errors=no ; start_time=[n/a] ; pid=0 ; code=(null) ; status=0/0 }\n"
+        'Environment=ROOT=/srv "OTHER=a b"\n'
+        "EnvironmentFiles=/etc/default/docker (ignore_errors=yes)\n"
+        "EnvironmentFiles=/etc/default/none (ignore_errors=yes)\n"
+    )
+    files = {"/etc/default/docker": '# DOCKER_OPTS="--debug"\n\nDOCKER_OPTS="--mtu 1400 --dns 192.0.2.1"\n'}
+    assert daemon.flags_of_unit(shown, lambda name: files.get(name, "")) == [
+        "-H",
+        "fd://",
+        "--data-root",
+        "/srv/docker",
+        "--mtu",
+        "1400",
+        "--dns",
+        "192.0.2.1",
+    ]
+
+
+def test_a_unit_that_is_not_there_has_no_arguments() -> None:
+    assert daemon.flags_of_unit("Environment=\n", lambda _: "") == []
