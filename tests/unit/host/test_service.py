@@ -1,4 +1,4 @@
-"""What the host's unit does with the compose project. Docker and systemd are stand-ins here; the real ones: Molecule."""
+"""What the host's unit does with the project. Docker and systemd are stand-ins; Molecule has the real ones."""
 
 from __future__ import annotations
 

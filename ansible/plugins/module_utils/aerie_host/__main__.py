@@ -1,8 +1,9 @@
 """What the host itself can do: `python3 /usr/local/lib/aerie/aerie_host COMMAND`, as the units and people call it.
 
-acs     clear, check or put back ACS redirection above the GPUs
-gpus    check or wait for the GPUs that a container is to get
-report  what is right and wrong with this host, as a table or JSON; changes nothing
+acs      clear, check or put back ACS redirection above the GPUs
+gpus     check or wait for the GPUs that a container is to get
+report   what is right and wrong with this host, as a table or JSON; changes nothing
+service  wait for the GPUs, start the compose project, stay for as long as its container runs; for its unit
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 if not __package__:  # run as a directory: its parent holds the package
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-COMMANDS = ("acs", "gpus", "report")
+COMMANDS = ("acs", "gpus", "report", "service")
 
 
 def report(arguments: Sequence[str]) -> int:

@@ -7,7 +7,6 @@ start, every GPU must be served by the driver, its nodes must be in /dev, and th
 from __future__ import annotations
 
 import argparse
-import stat
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,9 +44,6 @@ class Look:
     specified: frozenset[str] = frozenset()  # nodes that the specification mentions
     # The specification is older than /dev/nvidia-uvm, whose number may have changed since: Docker reads numbers once.
     outdated: bool = False
-    outdated: bool = (
-        False  # the specification is older than /dev/nvidia-uvm, whose number changes with a module's reload
-    )
 
     @property
     def gpu_nodes(self) -> int:
@@ -84,11 +80,10 @@ def _lacks_for_cdi(look: Look, expected: int) -> list[str]:
 def look_at(root: Path = Path("/"), run: Run = run) -> Look:
     """Look once. Nothing here asks the driver for anything, which can take seconds, or for ever."""
     driver = root / "proc/driver/nvidia"
-    nodes = frozenset(path.name for path in (root / "dev").glob("nvidia*") if stat.S_ISCHR(path.stat().st_mode))
+    nodes = frozenset(path.name for path in (root / "dev").glob("nvidia*") if path.is_char_device())
     code, listed = run(["nvidia-ctk", "cdi", "list"])
-    files = {path: path.read_text(errors="replace") for at in SPECIFICATIONS for path in (root / at).glob("*.*")}
+    files = {path: _text(path) for at in SPECIFICATIONS for path in (root / at).glob("*.*")}
     texts = {path: text for path, text in files.items() if "nvidia.com/gpu" in text}
-    uvm = root / "dev/nvidia-uvm"
     return Look(
         driver=(driver / "version").exists(),
         served=sum(_answers(root, path.parent.name) for path in (driver / "gpus").glob("*/information")),
@@ -96,12 +91,28 @@ def look_at(root: Path = Path("/"), run: Run = run) -> Look:
         toolkit=code != NOT_FOUND,
         names=frozenset(line.strip() for line in listed.splitlines() if line.startswith("nvidia.com/gpu=")),
         specified=frozenset(node for node in nodes if any(_mentions(text, node) for text in texts.values())),
-        outdated=bool(texts) and uvm.exists() and max(path.stat().st_mtime for path in texts) < uvm.stat().st_ctime,
+        outdated=bool(texts) and max(map(_written, texts)) < _written(root / "dev/nvidia-uvm"),
     )
 
 
+def _text(path: Path) -> str:
+    """Read a file; empty where it has gone meanwhile."""
+    try:
+        return path.read_text(errors="replace")
+    except OSError:
+        return ""
+
+
+def _written(path: Path) -> float:
+    """Tell when a file was written, or a node made; 0 where it has gone."""
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0
+
+
 def _answers(root: Path, address: str) -> bool:
-    """Tell whether the device answers: the driver still lists one that has fallen off the bus, which reads as all ones."""
+    """Tell whether the device answers: the driver still lists one that fell off the bus, which reads as all ones."""
     try:
         return (root / "sys/bus/pci/devices" / address / "config").read_bytes()[:2] not in (b"", b"\xff\xff")
     except OSError:
