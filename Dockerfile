@@ -14,7 +14,7 @@ ARG VLLM_VERSION=0.32.0
 # `python3 patches/apply.py --digest patches/<version>`
 ARG PATCHES_DIGEST=sha256:5db52a9545af87dd0e57c2480cef485b18b59602a17199f18b150a00a945de1a
 ARG AERIE_VERSION=0.1.0
-# torch.version.cuda of the CUDA flavour, and the first driver that runs it.
+# torch.version.cuda of the CUDA flavour, and the first driver that runs it: src/aerie/rehearsal/software.py has that.
 # https://docs.nvidia.com/cuda/archive/13.0.0/cuda-toolkit-release-notes/
 ARG CUDA_VERSION=13.0
 ARG LEAST_DRIVER=580.65.06
@@ -26,11 +26,12 @@ FROM scratch AS wheelhouse
 # What every stage has, and all that the final images have in common.
 FROM ${BASE_IMAGE} AS base
 # Compilers stay: Triton (gcc, Python.h), inductor and FlashInfer (g++) compile at run time. libnuma1: vLLM's kernels.
+# numactl: vLLM's numa-bind starts its ranks by it (vllm/utils/numa_utils.py).
 RUN --mount=type=secret,id=ca \
     if [ -s /run/secrets/ca ]; then set -- -o Acquire::https::CAInfo=/run/secrets/ca; fi \
     && apt-get "$@" update \
     && apt-get "$@" install --yes --no-install-recommends \
-        ca-certificates g++ libnuma1 libpython3-dev python3 \
+        ca-certificates g++ libnuma1 libpython3-dev numactl python3 \
     && rm -rf /var/lib/apt/lists/* /var/cache/apt/* /var/cache/ldconfig/aux-cache /var/log/*.log /var/log/apt
 # Every cache below one directory, for one volume: the root file system is read-only in service. XDG's serve the rest.
 ENV HOME=/var/cache/aerie/home \
@@ -201,11 +202,13 @@ ENV CUDA_HOME=/opt/cuda \
     QUACK_CACHE_DIR=/var/cache/aerie/quack \
     NVIDIA_DRIVER_CAPABILITIES=compute,utility
 ARG AERIE_VERSION CUDA_VERSION LEAST_DRIVER PATCHES_DIGEST REVISION
-RUN python - "$AERIE_VERSION" "$VLLM_VERSION" "$CUDA_VERSION" <<'EOT'
+RUN python - "$AERIE_VERSION" "$VLLM_VERSION" "$CUDA_VERSION" "$LEAST_DRIVER" <<'EOT'
 import sys
 from importlib.metadata import version
 import torch
-found, labelled = [version("aerie"), version("vllm"), torch.version.cuda], sys.argv[1:]
+from aerie.rehearsal.software import least_driver
+cuda = torch.version.cuda
+found, labelled = [version("aerie"), version("vllm"), cuda, least_driver(cuda)], sys.argv[1:]
 assert found == labelled, f"installed: {found}; the Dockerfile's arguments: {labelled}"
 EOT
 

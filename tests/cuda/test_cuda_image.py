@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from aerie.rehearsal.software import least_driver
+
 HERE = Path(__file__).parent
 RECORD = HERE.parents[1] / "docs/image.md"
 
@@ -52,7 +54,7 @@ def test_torch_is_the_cuda_build_that_the_label_names(result, labels):
 
 def test_the_labels_name_the_least_driver(labels):
     assert labels["io.aerie.flavour"] == "cuda"
-    assert labels["io.aerie.least-driver"].split(".")[0] == "580"
+    assert labels["io.aerie.least-driver"] == least_driver(labels["io.aerie.cuda-version"])
 
 
 def test_vllm_s_compiled_operators_load(result):

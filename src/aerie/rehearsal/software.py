@@ -20,8 +20,9 @@ _LEAST_NCCL = (2, 29, 7)
 """The first with ncclCommSuspend, for which vLLM 0.32.0 asks (pynccl_wrapper.py)."""
 _NCCL_WHEELS = ("nvidia-nccl-cu13", "nvidia-nccl-cu12")
 _CUDA_WHEELS = ("nvidia-cuda-runtime", "nvidia-cuda-runtime-cu12")
-_LEAST_DRIVERS = {12: 525, 13: 580}
-"""By CUDA's first number (CUDA Toolkit's release notes, minimum driver for minor version compatibility)."""
+_LEAST_DRIVERS = {12: "525.60.13", 13: "580.65.06"}
+"""By CUDA's first number: the driver of its first release, which runs the later ones, too (CUDA Toolkit's release
+notes, minor version compatibility). The image's label says it to the host."""
 
 
 def findings(setup: Setup) -> Iterator[Finding]:
@@ -79,15 +80,24 @@ def driver_serves(driver: str | None, cuda: str | None) -> Finding:
         return skipped(_DRIVER, "this image is not one for GPUs")
     if driver is None:
         return skipped(_DRIVER, "no driver answers here")
-    least = _LEAST_DRIVERS.get(int(cuda.split(".")[0]), 0)
-    if int(driver.split(".")[0]) < least:
+    least = least_driver(cuda)
+    if least and _numbers(driver) < _numbers(least):
         return failed(
             _DRIVER,
             f"the driver is {driver}, and CUDA {cuda} needs {least} or later",
-            f"install a driver of release {least} or later, with its open kernel modules, and restart the host",
+            f"install driver {least} or later, with its open kernel modules, and restart the host",
             "https://docs.nvidia.com/cuda/cuda-toolkit-release-notes",
         )
     return passed(_DRIVER, f"{driver}, for CUDA {cuda}")
+
+
+def least_driver(cuda: str) -> str | None:
+    """Return the first driver that runs this version of CUDA, None where that is not known."""
+    return _LEAST_DRIVERS.get(_numbers(cuda)[0])
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split(".") if part.isdigit())
 
 
 def _version(names: Iterable[str]) -> str | None:

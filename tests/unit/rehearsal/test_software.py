@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 from series import changed_files, patch_files
 
 from aerie.rehearsal.findings import Verdict
-from aerie.rehearsal.software import driver_serves, nccl_serves, patches_are_in
+from aerie.rehearsal.software import driver_serves, least_driver, nccl_serves, patches_are_in
 
 REPOSITORY = Path(__file__).parents[3]
 
@@ -107,7 +108,9 @@ def test_an_older_nccl_fails_several_ranks(version, ranks, verdict):
         ("580.65.06", "13.0.96", Verdict.PASSED),
         ("590.10", "13.0.96", Verdict.PASSED),
         ("570.124.06", "13.0.96", Verdict.FAILED),
+        ("580.54.15", "13.0.96", Verdict.FAILED),
         ("570.124.06", "12.8.90", Verdict.PASSED),
+        ("570.124.06", "99.0", Verdict.PASSED),
         (None, "13.0.96", Verdict.SKIPPED),
         ("580.65.06", None, Verdict.SKIPPED),
     ],
@@ -116,4 +119,18 @@ def test_an_older_driver_fails(driver, cuda, verdict):
     finding = driver_serves(driver, cuda)
     assert finding.verdict is verdict
     if verdict is Verdict.FAILED:
-        assert finding.text == "the driver is 570.124.06, and CUDA 13.0.96 needs 580 or later"
+        assert finding.text == f"the driver is {driver}, and CUDA 13.0.96 needs 580.65.06 or later"
+
+
+@pytest.mark.parametrize(
+    ("file", "saying"),
+    [
+        ("Dockerfile", r"ARG LEAST_DRIVER=(\S+)"),
+        ("README.md", r"an NVIDIA driver \((\S+) or later\)"),
+        ("docs/image.md", r"least driver (\S+) \|"),
+    ],
+)
+def test_whoever_names_the_least_driver_names_this_one(file, saying):
+    text = (REPOSITORY / file).read_text()
+    cuda = re.search(r"ARG CUDA_VERSION=(\S+)", (REPOSITORY / "Dockerfile").read_text())[1]
+    assert re.findall(saying, text) == [least_driver(cuda)]
