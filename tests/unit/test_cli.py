@@ -11,10 +11,10 @@ import pytest
 import aerie
 from aerie import cli
 
-COMMANDS = ["serve", "retry", "wait", "probe", "status", "ask", "diagnose", "model", "patches"]
+COMMANDS = ["serve", "retry", "wait", "probe", "status", "ask", "diagnose", "fabric", "model", "patches"]
 
 
-@pytest.mark.parametrize("command", [[], *([command] for command in COMMANDS), ["model", "tiny"]])
+@pytest.mark.parametrize("command", [[], *([command] for command in COMMANDS), ["model", "tiny"], ["fabric", "numa"]])
 def test_every_command_explains_itself(command, capsys):
     with pytest.raises(SystemExit) as ended:
         cli.main([*command, "--help"])
@@ -25,7 +25,7 @@ def test_every_command_explains_itself(command, capsys):
         assert all(re.search(rf"^    {name} ", shown, re.MULTILINE) for name in COMMANDS)
 
 
-@pytest.mark.parametrize("name", [*(name for name in COMMANDS if name != "model"), "model tiny"])
+@pytest.mark.parametrize("name", [*(name for name in COMMANDS if name != "model"), "model tiny", "fabric numa"])
 def test_every_command_says_what_it_does_what_it_takes_and_how_it_ends(name):
     command = cli._parser()
     for word in name.split():
