@@ -21,10 +21,18 @@ from typing import Any
 import yaml
 
 HERE = Path(__file__).parent
-GIB = 1 << 30
+BOOTED = "2026-11-02T07:14:03.120045+00:00"
 SPEEDS = {2.5: 1, 5.0: 2, 8.0: 3, 16.0: 4, 32.0: 5, 64.0: 6}
 KINDS = {"endpoint": 0, "root port": 4, "upstream": 5, "downstream": 6}
-ACS = {"SrcValid": 1, "TransBlk": 2, "ReqRedir": 4, "CmpltRedir": 8, "UpstreamFwd": 16, "EgressCtrl": 32, "DirectTrans": 64}
+ACS = {
+    "SrcValid": 1,
+    "TransBlk": 2,
+    "ReqRedir": 4,
+    "CmpltRedir": 8,
+    "UpstreamFwd": 16,
+    "EgressCtrl": 32,
+    "DirectTrans": 64,
+}
 EXPRESS, RESIZABLE, ACS_OFFSET = 0x60, 0x134, 0x2A0
 
 
@@ -42,9 +50,19 @@ def machine(name: str) -> dict[str, Any]:
             device["path"] = [*path, entry["at"]]
             devices.append(device)
             descend(entry.get("below", []), device["path"], below)
+            # Both ends of a link have one speed; nothing below means no link.
+            if device["kind"] in ("root port", "downstream") and "link" not in own:
+                child = next((other for other in devices if other["path"][:-1] == device["path"]), None)
+                now = {key: child["link"][key] for key in ("speed", "width")} if child else {"speed": 2.5, "width": 0}
+                device["link"] = {**device["link"], **now}
 
     for root, entries in described["buses"].items():
         descend(entries, [root], {})
+    # As firmware does, each GPU gets a window of its own.
+    for number, device in enumerate(device for device in devices if device["is"].startswith("gpu")):
+        device["bars"] = [
+            {**bar, "address": bar["address"] + number * bar.get("apart", 0)} for bar in device.get("bars", [])
+        ]
     return {**described, "devices": devices}
 
 
@@ -66,15 +84,15 @@ def config_space(device: dict[str, Any]) -> bytes:
     if bridge:
         space[0x18:0x1B] = bytes(device["buses"])
     for bar in [] if bridge else device.get("bars", []):
-        low = (bar["address"] & 0xFFFFFFF0) | (8 if bar.get("prefetchable") else 0) | (4 if bar.get("wide", True) else 0)
+        low = (
+            (bar["address"] & 0xFFFFFFF0) | (8 if bar.get("prefetchable") else 0) | (4 if bar.get("wide", True) else 0)
+        )
         struct.pack_into("<I", space, 0x10 + 4 * bar["index"], low)
         if bar.get("wide", True):
             struct.pack_into("<I", space, 0x14 + 4 * bar["index"], bar["address"] >> 32)
     _express(space, device, kind)
     following = [
-        offset
-        for offset, there in ((RESIZABLE, "resizable" in device), (ACS_OFFSET, "acs" in device))
-        if there
+        offset for offset, there in ((RESIZABLE, "resizable" in device), (ACS_OFFSET, "acs" in device)) if there
     ]
     space[0x100:0x104] = struct.pack("<I", 0x0001 | 2 << 16 | (following[0] if following else 0) << 20)
     for offset, after in zip(following, [*following, 0][1:], strict=True):
@@ -184,9 +202,8 @@ def _resource(device: dict[str, Any]) -> str:
 
 
 def _system(described: dict[str, Any], directory: Path) -> None:
-    cpu = described["cpu"]
     _write(directory / "proc/cmdline", described["command_line"] + "\n")
-    _write(directory / "proc/cpuinfo", _cpuinfo(cpu))
+    _write(directory / "proc/cpuinfo", _cpuinfo(described["cpu"]))
     nodes = described["numa"]
     _write(directory / "proc/meminfo", _meminfo(sum(node["gib"] for node in nodes)))
     for number, node in enumerate(nodes):
@@ -195,13 +212,42 @@ def _system(described: dict[str, Any], directory: Path) -> None:
         _write(place / "meminfo", f"Node {number} MemTotal:       {node['gib'] << 20} kB\n")
         _write(place / "distance", " ".join("10" if number == other else "32" for other in range(len(nodes))) + "\n")
     _write(directory / "sys/devices/system/node/online", f"0-{len(nodes) - 1}\n" if len(nodes) > 1 else "0\n")
-    _write(directory / "kernel.log", "".join(line + "\n" for line in described.get("kernel_log", [])))
+    _write(directory / "proc/sys/kernel/numa_balancing", f"{int(len(nodes) > 1)}\n")
+    _write(directory / "sys/module/pcie_aspm/parameters/policy", "[default] performance powersave powersupersave \n")
+    if "secure_boot" in described:
+        variable = b"\x06\0\0\0" + bytes([described["secure_boot"]])
+        _write(directory / "sys/firmware/efi/efivars/SecureBoot-8be4df61-93ca-11d2-aa0d-00e098032b8c", variable)
+    _write(directory / "sys/firmware/dmi/tables/DMI", _smbios(described["board"]))
+    for name in ("kernel_log", "kernel_log_before"):
+        # A kernel that has booted has said something.
+        lines = [f"{BOOTED} kernel: Command line: {described['command_line']}", *described.get(name, [])]
+        _write(directory / f"{name}", "".join(line + "\n" for line in lines))
+
+
+def _smbios(board: dict[str, Any]) -> bytes:
+    """The structures 0 (firmware), 1 (system), 2 (board), 9 (slots) and 127 (end) of DMTF DSP0134."""
+
+    def structure(kind: int, body: bytes, *strings: str) -> bytes:
+        text = b"".join(string.encode() + b"\0" for string in strings) or b"\0"
+        return struct.pack("<BBH", kind, 4 + len(body), 0) + body + text + b"\0"
+
+    table = structure(
+        0, b"\x01\x02\0\0\x03" + bytes(9), board["maker"], board["bios"]["version"], board["bios"]["date"]
+    )
+    table += structure(1, b"\x01\x02" + bytes(21), board["maker"], board["product"])
+    table += structure(2, b"\x01\x02" + bytes(9), board["maker"], board["product"] + " board")
+    for address, name in board.get("slots", {}).items():
+        segment, bus, place = address.split(":")
+        device, function = place.split(".")
+        at = struct.pack("<HBB", int(segment, 16), int(bus, 16), int(device, 16) << 3 | int(function))
+        table += structure(9, b"\x01\xb6\x0d\x04\x04\0\0\x0c\x01" + at, name)
+    return table + structure(127, b"")
 
 
 def _cpuinfo(cpu: dict[str, Any]) -> str:
     return "".join(
         f"processor\t: {number}\nvendor_id\t: {cpu['vendor']}\nmodel name\t: {cpu['model']}\n"
-        f"physical id\t: {number % (cpu['sockets'] * cpu['cores']) // cpu['cores']}\ncpu cores\t: {cpu['cores']}\n\n"
+        f"cpu family\t: {cpu['family']}\nphysical id\t: {number % (cpu['sockets'] * cpu['cores']) // cpu['cores']}\ncpu cores\t: {cpu['cores']}\n\n"
         for number in range(cpu["sockets"] * cpu["cores"] * cpu["threads"])
     )
 
@@ -212,7 +258,7 @@ def _meminfo(gib: int) -> str:
 
 
 def _driver(described: dict[str, Any], directory: Path) -> None:
-    """What appears with the driver: /proc/driver/nvidia, the driver's name at each GPU, device nodes, nvidia-smi's words."""
+    """What appears with the driver: /proc/driver/nvidia, its name at each GPU, device nodes, nvidia-smi's words."""
     directory.mkdir()
     driver, model = described["driver"], described["gpu"]
     flavour = "NVIDIA UNIX Open Kernel Module for x86_64" if driver["open"] else "NVIDIA UNIX x86_64 Kernel Module"
@@ -221,8 +267,9 @@ def _driver(described: dict[str, Any], directory: Path) -> None:
         f"NVRM version: {flavour}  {driver['version']}  Release Build  (builder@host)\nGCC version:  gcc version 12.2.0\n",
     )
     _write(directory / "sys/bus/pci/drivers/nvidia/bind", "")
-    served = [device for device in described["devices"] if device["is"].startswith("gpu") and not device.get("fallen")]
-    for minor, device in enumerate(served):
+    (directory / "proc/driver/nvidia/gpus").mkdir()
+    gpus = [device for device in described["devices"] if device["is"].startswith("gpu")]
+    for minor, device in enumerate(gpus):
         place = directory / "sys/bus/pci/tree" / "/".join(device["path"])
         _link(place / "driver", directory / "sys/bus/pci/drivers/nvidia")
         _write(
@@ -234,6 +281,68 @@ def _driver(described: dict[str, Any], directory: Path) -> None:
         _write(directory / f"dev/nvidia{minor}", "")
     for name in ("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools"):
         _write(directory / "dev" / name, "")
+    lost = [device["at"] for device in gpus if device.get("fallen")]
+    document = (
+        f"Unable to determine the device handle for GPU{lost[0]}: Unknown Error\n" if lost else _smi(described, gpus)
+    )
+    names = "".join(
+        f"GPU {minor}: {model['name']} (UUID: GPU-00000000-0000-0000-0000-{minor:012d})\n" for minor in range(len(gpus))
+    )
+    _write(directory / "nvidia-smi/q.xml", document)
+    _write(directory / "nvidia-smi/list", document if lost else names)
+    rows = [row.split() for row in described.get("topology", [])]
+    header = (
+        "\t" + "\t".join(f"GPU{number}" for number in range(len(rows))) + "\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID\n"
+    )
+    matrix = "".join(f"GPU{number}\t" + "\t".join(row) + "\t0-127\t0\t\tN/A\n" for number, row in enumerate(rows))
+    _write(directory / "nvidia-smi/topo", header + matrix)
+
+
+def _smi(described: dict[str, Any], gpus: list[dict[str, Any]]) -> str:
+    """`nvidia-smi -q -x`, as far as anybody reads it."""
+    model = described["gpu"]
+    entries = "".join(
+        f"""\t<gpu id="0000{device["at"].upper()}">
+\t\t<product_name>{model["name"]}</product_name>
+\t\t<product_architecture>Blackwell</product_architecture>
+\t\t<persistence_mode>Enabled</persistence_mode>
+\t\t<uuid>GPU-00000000-0000-0000-0000-{minor:012d}</uuid>
+\t\t<minor_number>{minor}</minor_number>
+\t\t<vbios_version>{model["vbios"]}</vbios_version>
+\t\t<pci>
+\t\t\t<pci_gpu_link_info>
+\t\t\t\t<pcie_gen>
+\t\t\t\t\t<max_link_gen>{SPEEDS[device["link"]["max_speed"]]}</max_link_gen>
+\t\t\t\t\t<current_link_gen>{SPEEDS[device["link"]["speed"]]}</current_link_gen>
+\t\t\t\t</pcie_gen>
+\t\t\t\t<link_widths>
+\t\t\t\t\t<max_link_width>{device["link"]["max_width"]}x</max_link_width>
+\t\t\t\t\t<current_link_width>{device["link"]["width"]}x</current_link_width>
+\t\t\t\t</link_widths>
+\t\t\t</pci_gpu_link_info>
+\t\t</pci>
+\t\t<performance_state>{device.get("state", "P8")}</performance_state>
+\t\t<fb_memory_usage>
+\t\t\t<total>{model["vram_mib"]} MiB</total>
+\t\t</fb_memory_usage>
+\t\t<bar1_memory_usage>
+\t\t\t<total>{next((bar["size_mib"] for bar in device["bars"] if bar["index"] == 1), 0)} MiB</total>
+\t\t</bar1_memory_usage>
+\t\t<utilization>
+\t\t\t<gpu_util>{device.get("utilization", 0)} %</gpu_util>
+\t\t</utilization>
+\t</gpu>
+"""
+        for minor, device in enumerate(gpus)
+    )
+    return f"""<?xml version="1.0" ?>
+<!DOCTYPE nvidia_smi_log SYSTEM "nvsmi_device_v13.dtd">
+<nvidia_smi_log>
+\t<driver_version>{described["driver"]["version"]}</driver_version>
+\t<cuda_version>13.2</cuda_version>
+\t<attached_gpus>{len(gpus)}</attached_gpus>
+{entries}</nvidia_smi_log>
+"""
 
 
 def main() -> None:

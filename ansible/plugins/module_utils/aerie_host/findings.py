@@ -71,6 +71,7 @@ class Finding:
     role: str = ""
     subject: str = ""
     accepted: bool = False
+    detail: tuple[str, ...] = ()  # lines shown as they are, below
 
     @property
     def name(self) -> str:
@@ -319,7 +320,7 @@ def _pcie(machine: Machine, _: Wanted) -> Iterator[Finding]:
         else:
             yield finding
     if good:
-        yield Finding("pcie", _alike(good, "links"), "the slot's best", "ok")
+        yield Finding("pcie", _alike(good), "the slot's best", "ok")
 
 
 def _judge_link(machine: Machine, device: Device, parent: Device | None) -> Finding:
@@ -496,19 +497,24 @@ def _topology(machine: Machine, _: Wanted) -> Iterator[Finding]:
     )
     order = [gpu.address for gpu in machine.served]
     differ = [
-        f"{order[a]} and {order[b]}: nvidia-smi says {word}"
+        f"{order[a]} and {order[b]}: {word} to nvidia-smi, {shape.relations[order[a], order[b]]} by the PCI tree"
         for (a, b), word in sorted(machine.driver_topology.items())
         if a < b < len(order)
         and (order[a], order[b]) in shape.relations
         and not _agree(word, shape.relations[order[a], order[b]])
     ]
-    value += f"; {differ[0]}, the PCI tree {len(differ)} times otherwise" if differ else ""
+    node = {address: number for number, group in shape.groups.items() for address in group}
+    matrix = tuple(
+        f"{address}  {' '.join(f'{word:<4}' for word in row)}  node {node[address] if node[address] >= 0 else 'not known'}"
+        for address, row in zip(shape.gpus, shape.matrix(), strict=True)
+    )
     yield Finding(
         "topology",
-        value,
+        "; ".join([value, *differ[:1]]),
         "any",
         "warn" if differ else "ok",
-        "believe nvidia-smi, and report the machine's tree" if differ else "",
+        "believe nvidia-smi, which knows more than the tree, and please report the machine" if differ else "",
+        detail=matrix,
     )
 
 
@@ -696,13 +702,9 @@ def _size(size: int) -> str:
     return f"{size / GIB:g} GiB" if size >= GIB else f"{size >> 20} MiB"
 
 
-def _alike(values: dict[str, str], unit: str = "") -> str:
-    """`8x 128 GiB`, or each kind with how many there are of it."""
-    counts = Counter(values.values())
-    return ", ".join(
-        f"{count} {unit + ' ' if unit else ''}at {value}" if unit else f"{count}x {value}"
-        for value, count in counts.items()
-    )
+def _alike(values: dict[str, str]) -> str:
+    """Count each kind: `8x 128 GiB`."""
+    return ", ".join(f"{count}x {value}" for value, count in Counter(values.values()).items())
 
 
 # In the order in which the table shows them. data_space and data_rate come with data, but can be accepted by their names.
@@ -751,29 +753,47 @@ CHECKS: dict[str, Callable[[Machine, Wanted], Iterable[Finding]]] = {
 
 
 def table(findings: list[Finding]) -> str:
-    """One line a check, what is not as wanted with its remedy below it, and a last line that counts the verdicts."""
-    rows = [(finding.name.replace("_", " ") if not finding.subject else finding.name, finding) for finding in findings]
-    first = max((len(name) for name, _ in rows), default=5) + 2
-    lines = []
-    for name, finding in rows:
-        verdict = (
-            ("accepted" if finding.accepted else finding.verdict).upper()
-            if finding.verdict in ("fail",) or finding.accepted
-            else finding.verdict
-        )
-        text = finding.value if finding.verdict == "ok" else f"{finding.value} (wanted: {finding.wanted})"
-        if finding.verdict not in ("ok",) and finding.remedy:
-            text += f" -> {finding.remedy}"
-        head = f"{verdict:<9}{name:<{first}}"
-        lines += textwrap.wrap(
-            text,
-            WIDTH,
-            initial_indent=head,
-            subsequent_indent=" " * len(head),
-            break_on_hyphens=False,
-            break_long_words=False,
-        )
+    """Lay the lines out for a person: columns, each remedy below its line, and last how many there are of each verdict.
+
+    Devices of which a check says the same share a line.
+    """
+    lines = [_row("VERDICT", "CHECK", "VALUE", "WANTED")]
+    for finding, subjects in _together(findings):
+        verdict = "accepted" if finding.accepted else finding.verdict
+        value = f"{', '.join(subjects)}: {finding.value}" if subjects else finding.value
+        shown = verdict.upper() if verdict == "fail" else verdict
+        lines.append(_row(shown, finding.check.replace("_", " "), value, finding.wanted))
+        lines += [_INDENT + line for line in finding.detail]
+        if finding.remedy and finding.verdict != "ok":
+            lines.append(
+                textwrap.fill(f"-> {finding.remedy}", WIDTH, initial_indent=_INDENT, subsequent_indent=_INDENT + "   ")
+            )
     return "\n".join([*lines, "", summary(findings)])
+
+
+_COLUMNS = (9, 16, 56, 37)  # characters, of which the last of each stays free
+_INDENT = " " * sum(_COLUMNS[:2])
+
+
+def _row(*cells: str) -> str:
+    wrapped = [
+        textwrap.wrap(cell, width - 1, break_on_hyphens=False) or [""]
+        for cell, width in zip(cells, _COLUMNS, strict=True)
+    ]
+    height = max(len(cell) for cell in wrapped)
+    rows = [[cell[at] if at < len(cell) else "" for cell in wrapped] for at in range(height)]
+    return "\n".join(
+        "".join(f"{cell:<{width}}" for cell, width in zip(row, _COLUMNS, strict=True)).rstrip() for row in rows
+    )
+
+
+def _together(findings: list[Finding]) -> list[tuple[Finding, list[str]]]:
+    alike: dict[Finding, list[str]] = {}
+    for finding in findings:
+        alike.setdefault(dataclasses.replace(finding, subject=""), []).extend(
+            [finding.subject] if finding.subject else []
+        )
+    return list(alike.items())
 
 
 def summary(findings: list[Finding]) -> str:

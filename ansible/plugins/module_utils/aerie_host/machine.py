@@ -12,6 +12,7 @@ import os
 import platform
 import re
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -27,8 +28,9 @@ REMOTE = ("nfs", "nfs4", "cifs", "smb3", "ceph", "lustre", "beegfs", "glusterfs"
 _CAP_SYS_RESOURCE = 1 << 24
 _TURIN_FAMILY = 26  # AMD's family 1Ah: Zen 5
 
-# Runs a program, and returns its exit code and what it printed on both outputs. 127: there is none; 124: it did not end.
+# Runs a program, and returns its exit code, or one of these, and what it printed on both outputs.
 Run = Callable[[Sequence[str]], tuple[int, str]]
+NOT_THERE, DID_NOT_END = 127, 124
 
 
 @dataclass(frozen=True)
@@ -173,29 +175,29 @@ def _plain(value: Any) -> Any:
 
 
 def run(arguments: Sequence[str], seconds: float = 20) -> tuple[int, str]:
-    """Run a program in the C locale, for no longer than `seconds`."""
-    try:
-        done = subprocess.run(  # noqa: S603
-            list(arguments),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            timeout=seconds,
-            check=False,
-            env={**os.environ, "LC_ALL": "C.UTF-8"},
-        )
-    except FileNotFoundError:
-        return 127, ""
-    except (subprocess.TimeoutExpired, OSError) as error:
-        return 124, str(error)
-    return done.returncode, done.stdout.decode(errors="replace")
+    """Run a program in the C locale, for no longer than `seconds`: `nvidia-smi` can wait for a lost GPU for ever."""
+    environment = {**os.environ, "LC_ALL": "C.UTF-8"}
+    with tempfile.TemporaryFile() as output:
+        try:
+            process = subprocess.Popen(
+                list(arguments), stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, env=environment
+            )
+        except OSError:
+            return NOT_THERE, ""
+        try:
+            code = process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            process.kill()  # and not waited for: what hangs in the driver does not end
+            return DID_NOT_END, f"{arguments[0]} did not answer in {seconds:g} s"
+        output.seek(0)
+        return code, output.read().decode(errors="replace")
 
 
 def read_machine(root: Path = Path("/"), run: Run = run, data: str = "/data", read_seconds: float = 0) -> Machine:
     """Read the host below `root`. `read_seconds`: how long to measure the read rate of `data` (0: not at all)."""
     cpu = _cpu(_text(root / "proc/cpuinfo"))
     code, answer = run(["nvidia-smi", "-q", "-x"])
-    smi = nvidia.parse_smi(answer) if code != 127 else None  # noqa: PLR2004
+    smi = nvidia.parse_smi(answer) if code != NOT_THERE else None
     events, before = _kernel_log(run)
     release = dict(re.findall(r'^(\w+)="?(.*?)"?$', _text(root / "etc/os-release"), re.MULTILINE))
     sys = root / "sys"
@@ -409,7 +411,7 @@ def _mount(mountinfo: str, path: str) -> tuple[str, str, str]:
 
 def _docker(run: Run) -> Docker:
     code, answer = run(["docker", "info", "--format", "{{json .}}"])
-    if code == 127:  # noqa: PLR2004
+    if code == NOT_THERE:
         return Docker(problem="not installed")
     try:
         info = json.loads(answer.strip().splitlines()[-1])

@@ -63,10 +63,13 @@ def missing_gpus(machine: Machine, expected: int) -> list[MissingGpu]:
 
 
 def _missing(machine: Machine, address: str, reason: str) -> MissingGpu:
-    events = [
-        event for event in (*machine.events_before, *(machine.events or ())) if event.address == address and event.lost
-    ]
-    return MissingGpu(reason, address, machine.slot(address), _port(machine, address), events[-1] if events else None)
+    """Tell with it what the kernel said, of this boot if it did, else of the one before; a line with an Xid says most."""
+    for log in (machine.events or (), machine.events_before):
+        events = [event for event in log if event.address == address and event.lost]
+        if events:
+            told = next((event for event in events if event.xid is not None), events[0])
+            return MissingGpu(reason, address, machine.slot(address), _port(machine, address), told)
+    return MissingGpu(reason, address, machine.slot(address), _port(machine, address))
 
 
 def _port(machine: Machine, address: str) -> str:

@@ -13,7 +13,8 @@ RTX_PRO_6000_BLACKWELL = {0x2BB1: "Workstation Edition", 0x2BB4: "Max-Q Workstat
 _VERSION = re.compile(r"^NVRM version: +(?P<flavour>.*?) +(?P<version>\d+\.\d+(?:\.\d+)?)\b", re.MULTILINE)
 _BUS = r"(?P<address>(?:[0-9a-fA-F]{4,8}:)?[0-9a-fA-F]{2}:[0-9a-fA-F]{2}(?:\.[0-7])?)"
 _XID = re.compile(rf"NVRM: Xid \((?:PCI:)?{_BUS}\): (?P<xid>\d+),? ?(?P<text>.*)")
-_OF_GPU = re.compile(rf"NVRM: GPU {_BUS}: (?P<text>.*)")
+# What the driver says of one GPU, as far as it is bad news: it also tells serial numbers and the like in this form.
+_OF_GPU = re.compile(rf"NVRM: GPU (?:at )?{_BUS}:? (?P<text>.*(?:fallen off|lost|failed|error).*)", re.IGNORECASE)
 # One message over three lines, of which the first alone has the address (NVIDIA/NVSentinel#155: such a loss has no Xid).
 _THREE_LINES = re.compile(rf"NVRM: The NVIDIA GPU {_BUS}\s*$")
 _BAD_BAR = re.compile(rf"NVRM: BAR\d is (?P<text>.*?) \(PCI:{_BUS}\)")
@@ -153,7 +154,8 @@ def parse_topology(text: str) -> dict[tuple[int, int], str]:
             columns = [int(word[3:]) for word in words if re.fullmatch(r"GPU\d+", word)]
         elif columns and words and re.fullmatch(r"GPU\d+", words[0]):
             row = int(words[0][3:])
-            relations |= {(row, column): said for column, said in zip(columns, words[1:]) if column != row}  # noqa: B905
+            said = words[1 : len(columns) + 1]
+            relations |= {(row, column): word for column, word in zip(columns, said, strict=False) if column != row}
     return relations
 
 
