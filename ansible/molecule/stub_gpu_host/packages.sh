@@ -240,21 +240,142 @@ done
 
 # --- The container toolkit --------------------------------------------------------------------------------------------
 
-repository=$root/libnvidia-container/stable/deb/amd64
-for version in 1.19.0 1.19.1; do
-  package nvidia-container-toolkit-base "$version-1"
-  program usr/bin/nvidia-ctk <<EOT
-#!/bin/sh
-case "\$*" in
+# The programs do what the real ones do that the roles depend on: from the nodes that are there, nvidia-ctk writes a specification
+# that Docker reads, and says what can be resolved; the units of the same names have it do so; and the hook adds the nodes to a
+# container behind systemd's back, as the legacy one does (https://github.com/NVIDIA/nvidia-container-toolkit/issues/48).
+nvidia_ctk() {
+  {
+    known_better nvidia-ctk
+    echo "version=$1"
+    cat <<'EOT'
+specification=/var/run/cdi/nvidia.yaml
+generate() {
+  if [ ! -e /proc/driver/nvidia/version ]; then
+    echo "failed to generate CDI spec: failed to initialize NVML: Driver Not Loaded" >&2
+    exit 1
+  fi
+  mkdir -p /var/run/cdi /run/stub-cdi
+  # Within a container there is nothing for nvidia-smi to ask.
+  echo '#!/bin/sh' >/run/stub-cdi/nvidia-smi
+  chmod 755 /run/stub-cdi/nvidia-smi
+  all=''
+  names=''
+  for information in /proc/driver/nvidia/gpus/*/information; do
+    [ -e "$information" ] || continue
+    number=$(sed -n 's/^Device Minor:[^0-9]*\([0-9]*\).*/\1/p' "$information")
+    [ -c "/dev/nvidia$number" ] || continue
+    echo "echo 'GPU $number: a stand-in'" >>/run/stub-cdi/nvidia-smi
+    node=$(printf '    - path: /dev/nvidia%s\n.' "$number")
+    node=${node%.}
+    names="$names- name: \"$number\"
+  containerEdits:
+    deviceNodes:
+$node"
+    all="$all$node"
+  done
+  {
+    printf -- '---\ncdiVersion: 0.5.0\nkind: nvidia.com/gpu\ndevices:\n%s' "$names"
+    printf -- '- name: all\n  containerEdits:\n    deviceNodes:\n%s' "$all"
+    printf 'containerEdits:\n  deviceNodes:\n'
+    for node in nvidiactl nvidia-uvm nvidia-uvm-tools; do
+      [ ! -c "/dev/$node" ] || echo "  - path: /dev/$node"
+    done
+    printf '  mounts:\n  - hostPath: /run/stub-cdi/nvidia-smi\n    containerPath: /usr/bin/nvidia-smi\n    options: [ro, nosuid, nodev, bind]\n'
+  } >"$specification.new"
+  mv "$specification.new" "$specification"
+}
+case $* in
   --version|version) echo "NVIDIA Container Toolkit CLI version $version" ;;
-  *) echo "stub nvidia-ctk: no answer to: \$*" >&2; exit 2 ;;
+  'cdi generate') generate ;;
+  'cdi list')
+    names=$(cat /etc/cdi/*.yaml /var/run/cdi/*.yaml 2>/dev/null | sed -n 's/^- name: "*\([^"]*\)"*$/nvidia.com\/gpu=\1/p' | sort -u)
+    echo "INFO[0000] Found $(echo "$names" | grep -c .) CDI devices" >&2
+    [ -z "$names" ] || echo "$names"
+    ;;
+  *config*) ;;
+  *) echo "stub nvidia-ctk: no answer to: $*" >&2; exit 2 ;;
 esac
 EOT
+  } | program usr/bin/nvidia-ctk
+}
+
+cdi_refresh_units() {
+  file lib/systemd/system/nvidia-cdi-refresh.service <<'EOT'
+[Unit]
+Description=Stand-in for the unit that writes the CDI specification
+ConditionPathExists=/usr/bin/nvidia-smi
+StartLimitBurst=5
+StartLimitIntervalSec=10s
+[Service]
+Type=oneshot
+ExecStart=/usr/bin/nvidia-smi -L
+ExecStart=/usr/bin/nvidia-ctk cdi generate
+Restart=on-failure
+RestartSec=1s
+[Install]
+WantedBy=multi-user.target
+EOT
+  file lib/systemd/system/nvidia-cdi-refresh.path <<'EOT'
+[Unit]
+Description=Stand-in for the unit that has it written when modules change
+[Path]
+PathChanged=/lib/modules/%v/modules.dep
+PathChanged=/usr/bin/nvidia-ctk
+[Install]
+WantedBy=multi-user.target
+EOT
+  maintainer_script postinst <<'EOT'
+#!/bin/sh
+set -e
+mkdir -p /etc/nvidia-container-runtime
+[ -e /etc/nvidia-container-runtime/config.toml ] || echo '# a stand-in' >/etc/nvidia-container-runtime/config.toml
+if [ -d /run/systemd/system ]; then
+  systemctl daemon-reload
+  systemctl enable nvidia-cdi-refresh.path nvidia-cdi-refresh.service
+  systemctl start nvidia-cdi-refresh.path
+  systemctl start nvidia-cdi-refresh.service || true
+fi
+EOT
+  maintainer_script prerm <<'EOT'
+#!/bin/sh
+set -e
+[ "$1" != remove ] || [ ! -d /run/systemd/system ] || systemctl disable --now nvidia-cdi-refresh.path nvidia-cdi-refresh.service
+EOT
+}
+
+runtime_hook() {
+  program usr/bin/nvidia-container-runtime-hook <<'EOT'
+#!/usr/bin/python3
+# Docker runs it as the container is made, for `--gpus`. It permits the nodes in the container's device cgroup (version 1), which
+# systemd knows nothing of, and makes them.
+import json, os, subprocess, sys
+if sys.argv[1:] == ["prestart"]:
+    state = json.load(sys.stdin)
+    with open(state["bundle"] + "/config.json") as file:
+        root = json.load(file)["root"]["path"]
+    with open(f"/proc/{state['pid']}/cgroup") as file:
+        groups = dict(line.strip().split(":", 2)[1:] for line in file)
+    for name in sorted(os.listdir("/dev")):
+        if name.startswith("nvidia"):
+            number = os.stat(f"/dev/{name}").st_rdev
+            major, minor = os.major(number), os.minor(number)
+            with open(f"/sys/fs/cgroup/devices{groups['devices']}/devices.allow", "w") as file:
+                file.write(f"c {major}:{minor} rwm")
+            node = f"/proc/{state['pid']}/root{root}/dev/{name}"
+            subprocess.run(["mknod", "-m", "666", node, "c", str(major), str(minor)], check=True)
+EOT
+}
+
+repository=$root/libnvidia-container/stable/deb/amd64
+for version in 1.19.1 1.20.0; do
+  package nvidia-container-toolkit-base "$version-1"
+  nvidia_ctk "$version"
+  cdi_refresh_units
   printf '%s\n' '#!/bin/sh' 'exec runc "$@"' | program usr/bin/nvidia-container-runtime
   printf '%s\n' '#!/bin/sh' 'exit 0' | program usr/bin/nvidia-cdi-hook
   put "$repository"
   package nvidia-container-toolkit "$version-1" "Depends: nvidia-container-toolkit-base (= $version-1), libnvidia-container-tools (= $version-1)"
-  printf '%s\n' '#!/bin/sh' 'exit 0' | program usr/bin/nvidia-container-runtime-hook
+  runtime_hook
   put "$repository"
   package libnvidia-container-tools "$version-1" "Depends: libnvidia-container1 (= $version-1)"
   printf '%s\n' '#!/bin/sh' 'exit 0' | program usr/bin/nvidia-container-cli
@@ -286,11 +407,15 @@ EOT
 }
 headers "$running"
 headers "$next"
-package "linux-image-$next" 99
+package "linux-image-$next" 99 "Depends: kmod"
 mkdir -p "$tree/boot" "$tree/lib/modules/$next/kernel"
 : >"$tree/boot/vmlinuz-$next"
 : >"$tree/lib/modules/$next/modules.order"
 : >"$tree/lib/modules/$next/modules.builtin"
+maintainer_script postinst <<EOT
+#!/bin/sh
+depmod "$next" 2>/dev/null
+EOT
 put "$repository"
 package linux-image-amd64 99 "Depends: linux-image-$next"
 put "$repository"
