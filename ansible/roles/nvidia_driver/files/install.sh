@@ -1,0 +1,31 @@
+# shellcheck shell=sh
+# usage: install.sh LOCK_TIMEOUT SOURCE PINNING NEXT_KERNEL RUNNING_KERNEL PACKAGE...
+# Updates apt from SOURCE (empty: from none in particular), whose signature must be good, and from the others as far as they answer.
+# Then the pin, headers for both kernels, metapackages of headers beside those of images, and the packages. A PACKAGE with a minus at
+# its end goes in the same step.
+set -eu
+lock=$1 source=$2 pinning=$3 next=$4 running=$5
+shift 5
+set -- -q install --yes --no-install-recommends --allow-downgrades --allow-change-held-packages \
+  -o "DPkg::Lock::Timeout=$lock" "$@"
+
+apt-get -q update
+# A source of which only an older index is there is no error to apt, and a forged one must not pass for that.
+[ -z "$source" ] || apt-get -q update -o APT::Update::Error-Mode=any -o APT::Get::List-Cleanup=0 \
+  -o "Dir::Etc::sourcelist=$source" -o Dir::Etc::sourceparts=-
+
+apt-get -q install --yes --no-install-recommends --allow-downgrades --allow-change-held-packages -o "DPkg::Lock::Timeout=$lock" "$pinning"
+
+[ -e "/lib/modules/$next/build" ] || set -- "$@" "linux-headers-$next"
+# Headers of a kernel that only still runs may be out of the archive, and the next boot does without.
+if [ "$running" != "$next" ] && [ ! -e "/lib/modules/$running/build" ] && apt-cache show "linux-headers-$running" >/dev/null 2>&1; then
+  set -- "$@" "linux-headers-$running"
+fi
+# Else a kernel that arrives later would arrive without what its modules are built with.
+for image in $(dpkg-query --show --showformat '${db:Status-Status} ${Package}\n' 'linux-image-*' 2>/dev/null | sed -n 's/^installed //p'); do
+  case $image in
+    linux-image-[0-9]*|linux-image-unsigned-*|*-dbg) ;;
+    *) ! apt-cache show "linux-headers-${image#linux-image-}" >/dev/null 2>&1 || set -- "$@" "linux-headers-${image#linux-image-}" ;;
+  esac
+done
+apt-get "$@"
