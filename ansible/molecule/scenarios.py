@@ -1,4 +1,4 @@
-"""Run Molecule scenarios, several at a time: each role's, and the plays' own, which lie beside this file.
+"""Run Molecule scenarios, several at a time: each role's, and `site`, the plays' own, which lies beside this file.
 
 The output of each goes to .aerie/molecule/ROLE-SCENARIO.log, and what Ansible keeps while it runs to a directory
 beside that; a single one is shown as it runs. Exit code 1 says that one failed, 2 that none is called so, 130 that an
@@ -35,7 +35,7 @@ class Scenario(NamedTuple):
     """One molecule.yml."""
 
     project: Path
-    """The directory that Molecule is run in: a role's, or `plays`."""
+    """The directory that Molecule is run in: a role's, or `site`."""
     name: str
 
     @property
@@ -51,7 +51,7 @@ class Scenario(NamedTuple):
 
 def find(repository: Path) -> list[Scenario]:
     """Return every scenario of the tree, in the order in which they begin."""
-    places = ("ansible/roles/*/molecule/*/molecule.yml", "ansible/molecule/plays/molecule/*/molecule.yml")
+    places = ("ansible/roles/*/molecule/*/molecule.yml", "ansible/molecule/*/molecule/*/molecule.yml")
     files = [file for place in places for file in repository.glob(place)]
     scenarios = [Scenario(file.parents[2], file.parent.name) for file in files]
     return sorted(scenarios, key=lambda scenario: (scenario.label != LONGEST, scenario.label))
@@ -156,7 +156,9 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="./run test-molecule", description="Run Molecule scenarios.")
     parser.add_argument("--at-once", type=int, default=AT_ONCE, metavar="N", help=f"how many ({AT_ONCE})")
     parser.add_argument("--list", action="store_true", help="print their names and run none")
-    parser.add_argument("wanted", nargs="*", metavar="ROLE[/SCENARIO]", help="some of a role, or of the plays (all)")
+    parser.add_argument(
+        "wanted", nargs="*", metavar="ROLE[/SCENARIO]", help="those of a role or of `site`, or one (all)"
+    )
     arguments = parser.parse_args()
     try:
         chosen = choose(find(REPOSITORY), arguments.wanted)

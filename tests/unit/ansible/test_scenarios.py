@@ -37,7 +37,7 @@ class Tree:
         shutil.copy(RUNNER, root / "ansible/molecule")
         for project, name in (("docker", "vendor"), ("docker", "default"), ("vllm", "default"), ("toolkit", "default")):
             self.add(root / "ansible/roles" / project / "molecule" / name)
-        self.add(root / "ansible/molecule/plays/molecule/site")
+        self.add(root / "ansible/molecule/site/molecule/default")
 
     @staticmethod
     def add(scenario: Path) -> None:
@@ -75,7 +75,7 @@ def tree(tmp_path: Path) -> Tree:
 def test_every_scenario_is_found_and_the_longest_begins_first(tree: Tree) -> None:
     code, output, _ = tree.run("--list")
     assert code == 0
-    assert output.split() == ["vllm/default", "docker/default", "docker/vendor", "plays/site", "toolkit/default"]
+    assert output.split() == ["vllm/default", "docker/default", "docker/vendor", "site/default", "toolkit/default"]
     assert not tree.calls.exists()
 
 
@@ -99,8 +99,8 @@ def test_so_many_run_at_once_and_no_more(tree: Tree) -> None:
     assert (now, most) == (0, 2)
     # What an earlier run left is no fresh host.
     assert sorted(tree.called("begin destroy")) == sorted(f"begin destroy {name}" for name in (
-        "docker/default", "docker/vendor", "vllm/default", "toolkit/default", "plays/site"))  # fmt: skip
-    assert "passed  plays/site: 0 s" in output
+        "docker/default", "docker/vendor", "vllm/default", "toolkit/default", "site/default"))  # fmt: skip
+    assert "passed  site/default: 0 s" in output
 
 
 def test_no_two_share_what_ansible_keeps(tree: Tree) -> None:
@@ -134,8 +134,8 @@ def test_a_single_one_is_shown_as_it_runs(tree: Tree) -> None:
 
 
 def test_what_is_asked_for_runs_and_nothing_else(tree: Tree) -> None:
-    assert tree.run("docker/vendor", "plays")[0] == 0
-    assert sorted(tree.called("begin test")) == ["begin test docker/vendor", "begin test plays/site"]
+    assert tree.run("docker/vendor", "site")[0] == 0
+    assert sorted(tree.called("begin test")) == ["begin test docker/vendor", "begin test site/default"]
 
 
 def test_a_name_that_is_none_is_refused_with_those_that_are(tree: Tree) -> None:
