@@ -36,8 +36,8 @@ def report(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("--json", action="store_true", help="everything that was read, too")
     given = parser.parse_args(arguments)
-    host = machine.read_machine(data=given.data, read_seconds=given.read_seconds)
-    found = findings.judge(host, findings.Wanted(gpus=given.gpus))
+    host = machine.read_machine(data=given.data if given.gpus else "", read_seconds=given.read_seconds)
+    found = findings.judge(host, findings.Wanted(gpus=given.gpus, memory_gib=128 if given.gpus else 8))
     print(json.dumps(findings.to_json(host, found), indent=2) if given.json else findings.table(found))
     return int(any(finding.verdict == "fail" for finding in found))
 

@@ -127,9 +127,10 @@ def _architecture(machine: Machine, _: Wanted) -> Iterator[Finding]:
 
 
 def _virtualisation(machine: Machine, _: Wanted) -> Iterator[Finding]:
-    remedy = "links, BARs, ACS and the IOMMU below are what the hypervisor shows its guest: look for them on the host that runs this guest"
+    remedy = "links, BARs, ACS and the IOMMU below are what the hypervisor shows its guest: look for them on the host of this guest"
+    right = not (machine.virtual and machine.gpus)
     value = "a virtual machine" if machine.virtual else "none"
-    yield _judged(not machine.virtual, "virtualisation", value, "none", "warn" if machine.gpus else "ok", remedy)
+    yield _judged(right, "virtualisation", value, "none" if machine.gpus else "any", "warn", remedy)
 
 
 def _firmware(machine: Machine, wanted: Wanted) -> Iterator[Finding]:
@@ -139,24 +140,28 @@ def _firmware(machine: Machine, wanted: Wanted) -> Iterator[Finding]:
     boot = {True: "UEFI", False: "legacy boot (CSM)", None: "boot mode not known"}[machine.uefi]
     value = ", ".join(part for part in (made, version, boot) if part)
     remedy = "switch CSM off and boot by UEFI: Resizable BAR does not work with CSM"
-    right = True if not wanted.gpus or machine.virtual else machine.uefi
-    yield _judged(right, "firmware", value, "UEFI", "warn", remedy)
+    matters = bool(wanted.gpus or machine.gpus) and not machine.virtual
+    right = machine.uefi if matters else True
+    yield _judged(right, "firmware", value, "UEFI" if matters else "any", "warn", remedy)
 
 
-def _secure_boot(machine: Machine, _: Wanted) -> Iterator[Finding]:
+def _secure_boot(machine: Machine, wanted: Wanted) -> Iterator[Finding]:
     if machine.secure_boot is None:
-        right = True if machine.uefi is False else None
+        right: bool | None = None if machine.uefi else machine.uefi is False or None
         value = "none without UEFI" if right else "not known (needs root)"
-    elif not machine.secure_boot:
-        right, value = True, "off"
+    elif machine.secure_boot:
+        right = bool(machine.driver)
+        value = "on, and NVIDIA's module is loaded" if machine.driver else "on"
     else:
-        right, value = bool(machine.driver), "on, and NVIDIA's module is loaded" if machine.driver else "on"
-    wanted = "off, or the key of the module enrolled"
+        right, value = True, "off"
+    figure = "off, or the module's key enrolled"
+    if not (wanted.gpus or machine.gpus):
+        right, figure = True, "any"
     remedy = (
-        "switch it off in the firmware, or enrol the key that signs NVIDIA's module (MOK), which somebody must confirm at the console: "
-        "role nvidia_driver names the steps"
+        "switch it off in the firmware, or enrol the key that signs NVIDIA's module (MOK), which somebody must confirm at the "
+        "console: role nvidia_driver names the steps"
     )
-    yield _judged(right, "secure_boot", value, wanted, "warn" if machine.gpus else "ok", remedy)
+    yield _judged(right, "secure_boot", value, figure, "warn", remedy)
 
 
 def _kernel(machine: Machine, _: Wanted) -> Iterator[Finding]:
@@ -213,25 +218,23 @@ def _gpus(machine: Machine, wanted: Wanted) -> Iterator[Finding]:
     missing = missing_gpus(machine, wanted.gpus)
     lost = {gpu.address for gpu in missing}
     there = sum(1 for gpu in machine.gpus if gpu.address not in lost)
-    value = f"{there}" if not missing else f"{there} of {wanted.gpus}"
-    if not missing and there == wanted.gpus:
-        yield Finding("gpus", value, str(wanted.gpus), "ok")
-    elif not missing:
+    traced = [gpu for gpu in missing if gpu.address or gpu.port]
+    if not missing:
         remedy = f"aerie_gpus is {wanted.gpus}: set it to {there} if all of them are to serve"
-        yield Finding("gpus", value, str(wanted.gpus), "warn", remedy)
-    elif not machine.gpus and not any(gpu.address for gpu in missing):
+        yield _judged(there == wanted.gpus, "gpus", str(there), str(wanted.gpus), "warn", remedy)
+    elif not machine.gpus and not traced:
         remedy = (
-            f"no NVIDIA GPU is on the bus. On a machine without any set aerie_gpus: 0; else look at power cables, risers and, in the "
-            f"firmware, at Above 4G Decoding and the slots' bifurcation"
+            "no NVIDIA GPU is on the bus. On a machine without any set aerie_gpus: 0; else look at power cables, risers and, in "
+            "the firmware, at Above 4G Decoding and the slots' bifurcation"
         )
         yield Finding("gpus", "none", str(wanted.gpus), "fail", remedy)
     else:
-        trace = any(gpu.address or gpu.slot or gpu.port for gpu in missing)
-        value += ": " + ("; ".join(map(str, missing)) if trace else "the others left no trace")
+        rest = len(missing) - len(traced)
+        told = [*map(str, traced), *([f"{rest} left no trace"] if rest else [])]
         remedy = "power the machine off (a reboot seldom brings one back), reseat the card, its power cables and riser, then look again"
         if not any(gpu.address for gpu in missing):
             remedy = f"set aerie_gpus: {there} if this machine has no more; else {remedy}"
-        yield Finding("gpus", value, str(wanted.gpus), "fail", remedy)
+        yield Finding("gpus", f"{there} of {wanted.gpus}: {'; '.join(told)}", str(wanted.gpus), "fail", remedy)
 
 
 def _gpu_model(machine: Machine, wanted: Wanted) -> Iterator[Finding]:
@@ -627,6 +630,8 @@ def _data_rate(machine: Machine, wanted: Wanted) -> Iterator[Finding]:
 
 
 def _shm(machine: Machine, wanted: Wanted) -> Iterator[Finding]:
+    if not wanted.gpus:
+        return
     # The container has a /dev/shm of its own (compose.yaml, shm_size); it is a limit, and what it takes is the host's memory.
     right = None if machine.shm is None else machine.memory >= 2 * wanted.shm_gib * GIB
     own = f"/dev/shm {machine.shm / GIB:.0f} GiB; " if machine.shm is not None else ""
@@ -642,17 +647,17 @@ def _nofile(machine: Machine, wanted: Wanted) -> Iterator[Finding]:
         machine.limits.nofile if machine.limits else 0,
         wanted.nofile,
         str(wanted.nofile),
-        "AERIE_NOFILE",
+        "every connection takes one",
     )
 
 
 def _memlock(machine: Machine, _: Wanted) -> Iterator[Finding]:
     yield _limit_of(
-        machine, "memlock", machine.limits.memlock if machine.limits else 0, None, "unlimited", "AERIE_MEMLOCK"
+        machine, "memlock", machine.limits.memlock if machine.limits else 0, None, "unlimited", "NCCL pins host memory"
     )
 
 
-def _limit_of(machine: Machine, check: str, has: int | None, need: int | None, wanted: str, variable: str) -> Finding:
+def _limit_of(machine: Machine, check: str, has: int | None, need: int | None, wanted: str, why: str) -> Finding:
     """A container gets what compose.yaml says, if whoever starts it has as much or may raise it."""
     if machine.limits is None:
         return Finding(check, "not known", wanted, "unknown")
@@ -660,8 +665,11 @@ def _limit_of(machine: Machine, check: str, has: int | None, need: int | None, w
     value = f"{'unlimited' if has is None else has}, of {machine.limits.of}" + (
         ", which may raise it" if machine.limits.can_raise else ""
     )
-    remedy = f"raise Limit{check.upper()} of docker.service and give it CAP_SYS_RESOURCE, or set {variable}: the container does not start"
-    return _judged(right, check, value, wanted, "fail", remedy)
+    remedy = (
+        f"role vllm gives the container no more than that, and {why}: give docker.service Limit{check.upper()} and CAP_SYS_RESOURCE, "
+        "which it has wherever root is not confined"
+    )
+    return _judged(right, check, value, wanted, "warn", remedy)
 
 
 def _docker(machine: Machine, wanted: Wanted) -> Iterator[Finding]:

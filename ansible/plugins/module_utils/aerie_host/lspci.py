@@ -164,7 +164,7 @@ def _slot(body: str) -> Slot:
 
 def _placed(device: Device, devices: dict[str, Device]) -> Device:
     """Find the way down from the root: each bridge is above the bus that it names as its secondary one."""
-    path, seen = [device.address], set()
+    path, seen = [device.address], {device.address}
     domain = device.address.rpartition(":")[0].rpartition(":")[0]
     while True:
         bus = int(path[0].split(":")[1], 16)

@@ -6,6 +6,7 @@ cannot be read (no root, no such program) the field stays None or empty, which i
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -187,7 +188,9 @@ def run(arguments: Sequence[str], seconds: float = 20) -> tuple[int, str]:
         try:
             code = process.wait(seconds)
         except subprocess.TimeoutExpired:
-            process.kill()  # and not waited for: what hangs in the driver does not end
+            process.kill()
+            with contextlib.suppress(subprocess.TimeoutExpired):  # what hangs in the driver does not end
+                process.wait(1)
             return DID_NOT_END, f"{arguments[0]} did not answer in {seconds:g} s"
         output.seek(0)
         return code, output.read().decode(errors="replace")
