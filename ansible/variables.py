@@ -101,7 +101,9 @@ def page(found: list[Group]) -> str:
 
 
 def inline(value: Any) -> str:
-    """Return a default as one line of YAML."""
+    """Return a default as one line: a string as it is, all else as YAML."""
+    if isinstance(value, str):
+        return value or '""'
     text = yaml.safe_dump(value, width=10_000, sort_keys=False, default_flow_style=True)
     return text.removesuffix("...\n").rstrip()
 

@@ -196,3 +196,10 @@ def test_undo_wants_a_word_and_goes_backwards(plays: Plays) -> None:
     assert (
         "reboot needed: a still runs with what was taken back, until it is rebooted: module nvidia is loaded." in output
     )
+
+
+def test_every_role_is_in_the_plays_with_what_they_need() -> None:
+    assert sorted(path.name for path in (ANSIBLE / "roles").iterdir()) == sorted(ROLES)
+    for role in ROLES:
+        for file in ("main", "verify", "undo"):
+            assert (ANSIBLE / "roles" / role / "tasks" / f"{file}.yml").exists(), f"{role}/{file}"
