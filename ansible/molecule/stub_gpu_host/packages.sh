@@ -410,6 +410,8 @@ headers "$next"
 package "linux-image-$next" 99 "Depends: kmod"
 mkdir -p "$tree/boot" "$tree/lib/modules/$next/kernel"
 : >"$tree/boot/vmlinuz-$next"
+echo CONFIG_RD_GZIP=y >"$tree/boot/config-$next"
+: >"$tree/lib/modules/$next/modules.builtin.modinfo"
 : >"$tree/lib/modules/$next/modules.order"
 : >"$tree/lib/modules/$next/modules.builtin"
 maintainer_script postinst <<EOT
