@@ -182,7 +182,7 @@ def check(module: AnsibleModule, content: dict[str, Any], done: Merge, before: s
         )
     if advice := root_left_behind(content, done.content):
         module.fail_json(msg=advice)
-    text = undo_host.to_text(done.content)
+    text = undo_host.to_text(done.content, done.share.text)
     if complaint := validate(text, arguments):
         refuse(module, text, before, arguments, complaint)
 
@@ -213,11 +213,13 @@ def run(module: AnsibleModule) -> dict[str, Any]:
     content = there or {}
     before = "" if there is None else FILE.read_text()
     record = undo_host.load()
-    share = record.setdefault(owner, undo.Entry()).shares.get(str(FILE))
+    shares = record.setdefault(owner, undo.Entry()).shares
+    share = shares.get(str(FILE), Share(created=there is None, text=before))
     # What the file would be without this owner's settings is what the defaults give way to.
     site = merge(there, share, {}).content
     done = merge(there, share, daemon.wanted(config, defaults, site))
     gone = not done.content and done.share.created
+    text = undo_host.to_text(done.content, done.share.text)
     settings = daemon.changed(content, done.content)
     differs = bool(settings) or (gone and there is not None)
     running = running_daemon()
@@ -230,10 +232,10 @@ def run(module: AnsibleModule) -> dict[str, Any]:
         if differs and gone:
             FILE.unlink()
         elif differs:
-            write(undo_host.to_text(done.content))
+            write(text)
         if reloaded:
             os.kill(pid_of(running), signal.SIGHUP)
-    after = ("" if gone else undo_host.to_text(done.content)) if differs else before
+    after = ("" if gone else text) if differs else before
     return {
         "changed": differs,
         "restart": pending(running, restart, check=module.check_mode),

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from aerie_host import undo, undo_host
+from aerie_host.merged import Share, merge
 from aerie_host.undo import Entry, Installed, UndoError
 from aerie_host.undo_host import Done
 
@@ -348,3 +349,34 @@ def test_the_record_is_readable(state: Path, tmp_path: Path) -> None:
     kept = json.loads(state.read_text())
     assert (kept["schema"], list(kept["roles"])) == (1, ["role"])
     assert "größe = 1" in state.read_text()
+
+
+def test_a_role_goes_out_of_a_json_file_which_is_written_as_it_was(
+    tmp_path: Path, state: Path, machine: Machine
+) -> None:
+    file = tmp_path / "daemon.json"
+    text = '{"mtu":1400,\n   "debug": true}'
+    file.write_text(text)
+    record = {"role": Entry()}
+    share = Share(created=False, text=text)
+    done = merge(json.loads(text), share, {"live-restore": True})
+    record["role"].shares[str(file)] = done.share
+    file.write_text(undo_host.to_text(done.content, text))
+    assert "live-restore" in file.read_text()
+    outcome = undo_host.restore(again(record, state), "role", check=False, state=state)
+    assert (file.read_text(), outcome.did) == (text, [f"{file}: without the settings of the role"])
+
+
+def test_a_json_file_of_the_roles_own_goes_and_one_that_is_broken_is_told(
+    tmp_path: Path, state: Path, machine: Machine
+) -> None:
+    file = tmp_path / "daemon.json"
+    record = {"role": Entry()}
+    done = merge(None, None, {"live-restore": True})
+    record["role"].shares[str(file)] = done.share
+    file.write_text("{")
+    with pytest.raises(UndoError, match=f"{file} is not JSON: .*line 1 column 2"):
+        undo_host.restore(again(record, state), "role", check=False, state=state)
+    file.write_text(undo_host.to_text(done.content, ""))
+    undo_host.restore(again(record, state), "role", check=False, state=state)
+    assert not file.exists()

@@ -34,15 +34,17 @@ class Setting:
 
 @dataclass(slots=True)
 class Share:
-    """What a role has in a file; `created`: the file was not there before it."""
+    """What a role has in a file; `created`: the file was not there before; `text`: its text before the first merge."""
 
     created: bool
     settings: dict[Pointer, Setting] = field(default_factory=dict)
+    text: str = ""
 
     def to_json(self) -> Object:
         """As undo.json keeps it."""
         return {
             "created": self.created,
+            "text": self.text,
             "settings": [
                 {"setting": list(pointer), "ours": setting.ours}
                 | ({} if setting.before is MISSING else {"before": setting.before})
@@ -56,6 +58,7 @@ class Share:
         return cls(
             kept["created"],
             {tuple(one["setting"]): Setting(one.get("before", MISSING), one["ours"]) for one in kept["settings"]},
+            kept["text"],
         )
 
 
@@ -90,7 +93,7 @@ def merge(content: Object | None, share: Share | None, wanted: Object) -> Merge:
             replaced[pointer] = settings[pointer]
         kept.pop(pointer, None)
         _put(result, pointer, ours)
-    return Merge(_in_order_of(result, content or {}), Share(share.created, settings), replaced, kept)
+    return Merge(_in_order_of(result, content or {}), Share(share.created, settings, share.text), replaced, kept)
 
 
 def _settings(wanted: Object, content: Any, at: Pointer = ()) -> list[tuple[Pointer, Any]]:

@@ -231,7 +231,7 @@ def restore(record: Record, role: str, *, check: bool, keep_packages: str = "", 
     if check:
         _directories_that_would_go(entry, todo, outcome)
         return outcome
-    _act(todo, going, shares)
+    _act(entry, todo, going, shares)
     _remove_directories(entry, outcome)
     left = {(step.kind, step.name) for step in steps if step.kept}
     record[role] = Entry(
@@ -258,7 +258,7 @@ def _steps(entry: Entry, keep_packages: str) -> list[Step]:
     return [replace(one, kept=keep_packages) if one.kind in ("units", "holds") else one for one in steps]
 
 
-def _act(todo: list[Step], going: dict[str, str], shares: dict[str, dict[str, Any] | None]) -> None:
+def _act(entry: Entry, todo: list[Step], going: dict[str, str], shares: dict[str, dict[str, Any] | None]) -> None:
     """Put back: what runs and what is held first, packages, what they read, and last what ran before."""
     for kinds in (("units", "holds"), ("files", "values")):
         for step in todo:
@@ -267,7 +267,7 @@ def _act(todo: list[Step], going: dict[str, str], shares: dict[str, dict[str, An
         if "holds" in kinds:
             _remove(going)
     for path, content in shares.items():
-        _write_json(Path(path), content)
+        _write_json(Path(path), content, entry.shares[path].text)
     if todo or going:
         # Units may have come or gone. Not an error where no systemd is.
         run("systemctl", "daemon-reload")
@@ -413,16 +413,18 @@ def _shares_to_go(entry: Entry, outcome: Outcome) -> dict[str, dict[str, Any] | 
     return out
 
 
-def _write_json(path: Path, content: dict[str, Any] | None) -> None:
+def _write_json(path: Path, content: dict[str, Any] | None, text: str) -> None:
     if content is None:
         path.unlink(missing_ok=True)
         return
     status = path.stat()
-    write(path, to_text(content).encode(), stat.S_IMODE(status.st_mode), status.st_uid, status.st_gid)
+    write(path, to_text(content, text).encode(), stat.S_IMODE(status.st_mode), status.st_uid, status.st_gid)
 
 
-def to_text(content: dict[str, Any]) -> str:
-    """Write it as this repository writes JSON files."""
+def to_text(content: dict[str, Any], earlier: str) -> str:
+    """Write it as it was written before, where it says the same, else as this repository writes JSON files."""
+    if earlier and json.loads(earlier) == content:
+        return earlier
     return json.dumps(content, indent=2, ensure_ascii=False) + "\n"
 
 
