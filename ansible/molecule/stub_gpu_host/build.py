@@ -2,11 +2,11 @@
 
 usage: build.py MACHINE DIRECTORY [--driver]
 
-MACHINE is a file of machines/, without its suffix. DIRECTORY gets `sys`, `proc` and `dev`, as far as GPUs and their surroundings
-are concerned, and `driver/`, what the driver adds once it is loaded; with --driver that is added at once. The program
-stub-machine mounts them over a container's own.
+MACHINE is a file of machines/, without its suffix. DIRECTORY gets `sys`, `proc` and `dev`, as far as GPUs and their
+surroundings are concerned, and `driver/`, what the driver adds once it is loaded; with --driver that is added at once.
+The program stub-machine mounts them over a container's own.
 
-The configuration spaces are encoded here and decoded by aerie_host.pci, which is tested against lspci over the same bytes.
+Configuration spaces are encoded here and decoded by aerie_host.pci, which is tested against lspci on the same bytes.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def machine(name: str) -> dict[str, Any]:
 
 
 def config_space(device: dict[str, Any]) -> bytes:
-    """The 4096 bytes of a device: header, PCI Express capability, and of the extended ones AER, Resizable BAR, ACS."""
+    """Encode the 4096 bytes of a device: header, PCI Express, and of the extended list AER, Resizable BAR, ACS."""
     if device.get("fallen"):
         return b"\xff" * 4096
     space = bytearray(4096)
@@ -184,7 +184,7 @@ def _pci(described: dict[str, Any], directory: Path) -> None:
 
 
 def _buses(device: dict[str, Any], devices: list[dict[str, Any]]) -> None:
-    """Number the buses of a bridge by what is below it."""
+    """Give a bridge its bus numbers, by what is below it."""
     own = int(device["at"].split(":")[1], 16)
     below = [int(other["at"].split(":")[1], 16) for other in devices if device["at"] in other["path"][:-1]]
     device.setdefault("buses", [own, min(below, default=device.get("secondary", 0)), max(below, default=0)])
@@ -225,7 +225,7 @@ def _system(described: dict[str, Any], directory: Path) -> None:
 
 
 def _smbios(board: dict[str, Any]) -> bytes:
-    """The structures 0 (firmware), 1 (system), 2 (board), 9 (slots) and 127 (end) of DMTF DSP0134."""
+    """Encode the structures 0 (firmware), 1 (system), 2 (board), 9 (slots) and 127 (end) of DMTF DSP0134."""
 
     def structure(kind: int, body: bytes, *strings: str) -> bytes:
         text = b"".join(string.encode() + b"\0" for string in strings) or b"\0"
@@ -247,7 +247,8 @@ def _smbios(board: dict[str, Any]) -> bytes:
 def _cpuinfo(cpu: dict[str, Any]) -> str:
     return "".join(
         f"processor\t: {number}\nvendor_id\t: {cpu['vendor']}\nmodel name\t: {cpu['model']}\n"
-        f"cpu family\t: {cpu['family']}\nphysical id\t: {number % (cpu['sockets'] * cpu['cores']) // cpu['cores']}\ncpu cores\t: {cpu['cores']}\n\n"
+        f"cpu family\t: {cpu['family']}\n"
+        f"physical id\t: {number % (cpu['sockets'] * cpu['cores']) // cpu['cores']}\ncpu cores\t: {cpu['cores']}\n\n"
         for number in range(cpu["sockets"] * cpu["cores"] * cpu["threads"])
     )
 
@@ -258,13 +259,14 @@ def _meminfo(gib: int) -> str:
 
 
 def _driver(described: dict[str, Any], directory: Path) -> None:
-    """What appears with the driver: /proc/driver/nvidia, its name at each GPU, device nodes, nvidia-smi's words."""
+    """Write what appears with the driver: /proc/driver/nvidia, its name at each GPU, nodes, nvidia-smi's words."""
     directory.mkdir()
     driver, model = described["driver"], described["gpu"]
     flavour = "NVIDIA UNIX Open Kernel Module for x86_64" if driver["open"] else "NVIDIA UNIX x86_64 Kernel Module"
     _write(
         directory / "proc/driver/nvidia/version",
-        f"NVRM version: {flavour}  {driver['version']}  Release Build  (builder@host)\nGCC version:  gcc version 12.2.0\n",
+        f"NVRM version: {flavour}  {driver['version']}  Release Build  (builder@host)\n"
+        "GCC version:  gcc version 12.2.0\n",
     )
     _write(directory / "sys/bus/pci/drivers/nvidia/bind", "")
     (directory / "proc/driver/nvidia/gpus").mkdir()

@@ -14,8 +14,8 @@ DOCUMENTATION = """
 name: host_tools
 short_description: The package aerie_host as one file that the host's Python runs
 description:
-  - Packs plugins/module_utils/aerie_host into a zip archive that C(python3) runs as it is. The same sources give the same bytes,
-    so that copying it changes nothing where nothing changed.
+  - Packs plugins/module_utils/aerie_host into a zip archive that C(python3) runs as it is. The same sources give the
+    same bytes, so that copying it changes nothing where nothing changed.
   - Runs on the controller. Returns the path of the file, which goes with the playbook's end.
 options:
   _terms:

@@ -11,8 +11,8 @@ DOCUMENTATION = """
 module: host_check
 short_description: Judge a host that is to serve with its GPUs
 description:
-  - Reads PCI configuration spaces, /proc, the driver and the container engine, measures for a moment how fast the models'
-    directory reads, and judges all of it. It writes nothing, also where it does not run in check mode.
+  - Reads PCI configuration spaces, /proc, the driver and the container engine, measures for a moment how fast the
+    models' directory reads, and judges all of it. It writes nothing, also where it does not run in check mode.
   - It never fails for what it finds; C(failed_checks) names what only a person can mend.
 options:
   data_dir:
@@ -31,7 +31,7 @@ options:
 
 RETURN = """
 findings:
-  description: The lines, each with check, subject, value, wanted, verdict, role, remedy and whether a failure was accepted.
+  description: The lines, each with check, subject, value, wanted, verdict, role, remedy, and if a failure was accepted.
   returned: always
   type: list
 table:

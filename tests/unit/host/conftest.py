@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from aerie_host.machine import NOT_THERE, Machine, read_machine
 
-STUB = Path(__file__).parents[3] / "ansible/molecule/stub_gpu_host"
-sys.path.insert(0, str(STUB))
-from build import build
+sys.path.insert(0, str(Path(__file__).parents[3] / "ansible/molecule/stub_gpu_host"))
+from build import HERE, build
 
-MACHINES = sorted(path.stem for path in (STUB / "machines").glob("*.yml"))
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+MACHINES = sorted(path.stem for path in (HERE / "machines").glob("*.yml"))
 
 
 def programs(tree: Path, *, driver: bool) -> Callable[[Sequence[str]], tuple[int, str]]:

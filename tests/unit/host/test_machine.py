@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from aerie_host import machine as host
 from aerie_host.machine import NOT_THERE, Docker, Limits, Machine, Storage, Toolkit, read_machine
 from conftest import programs
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
 
 
 def nobody(_: Sequence[str]) -> tuple[int, str]:
@@ -168,7 +171,9 @@ def test_docker_that_does_not(reply: tuple[int, str], problem: str, tmp_path: Pa
         ),
         (
             "nvidia.json",
-            '{\n  "cdiVersion": "0.5.0",\n  "kind": "nvidia.com/gpu",\n  "devices": [\n    {\n      "name": "0"\n    },\n    {\n      "name": "all"\n    }\n  ]\n}',
+            json.dumps(
+                {"cdiVersion": "0.5.0", "kind": "nvidia.com/gpu", "devices": [{"name": "0"}, {"name": "all"}]}, indent=2
+            ),
         ),
     ],
 )

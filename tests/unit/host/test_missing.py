@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import pytest
-from aerie_host.machine import Machine
 from aerie_host.missing import missing_gpus
 from aerie_host.nvidia import KernelEvent
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from aerie_host.machine import Machine
 
 
 @pytest.mark.parametrize("name", ["eight-one-switch", "eight-two-sockets", "eight-degraded", "eight-small-bars"])

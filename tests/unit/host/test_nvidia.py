@@ -7,7 +7,7 @@ from aerie_host import nvidia
 from aerie_host.nvidia import Driver, KernelEvent
 
 OPEN = """\
-NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  595.71.05  Release Build  (dvs-builder@U22-I3-B10-02-5)  Mon Jun  2 13:13:04 UTC 2026
+NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  595.71.05  Release Build  (builder@host)  Mon Jun 2 13:13:04 2026
 GCC version:  gcc version 13.3.0 (Ubuntu 13.3.0-6ubuntu2~24.04)
 """
 PROPRIETARY = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  570.195.03  Sat Sep 20 00:25:47 UTC 2025\n"
@@ -101,7 +101,7 @@ def test_smi_that_complains_before_it_answers() -> None:
     "text",
     [
         "Unable to determine the device handle for GPU0000:07:00.0: Unknown Error\n",
-        "Unable to determine the device handle for GPU 0000:03:00.0: GPU is lost.  Reboot the system to recover this GPU\n",
+        "Unable to determine the device handle for GPU 0000:03:00.0: GPU is lost.  Reboot the system to recover it\n",
         "Failed to initialize NVML: Driver/library version mismatch\nNVML library version: 595.71\n",
     ],
 )
@@ -169,14 +169,16 @@ AT = "2026-11-02T09:41:17.004251+00:00"
             KernelEvent(AT, "0000:c1:00.0", "RmInitAdapter failed! (0x22:0x56:897)"),
         ),
         (
-            f"{AT} kernel: NVRM: The NVIDIA GPU 0000:b3:00.0\n"
-            f"{AT} kernel: NVRM: (PCI ID: 10de:26b5) installed in this system has\n"
-            f"{AT} kernel: NVRM: fallen off the bus and is not responding to commands.",
+            (
+                f"{AT} kernel: NVRM: The NVIDIA GPU 0000:b3:00.0\n"
+                f"{AT} kernel: NVRM: (PCI ID: 10de:26b5) installed in this system has\n"
+                f"{AT} kernel: NVRM: fallen off the bus and is not responding to commands."
+            ),
             KernelEvent(AT, "0000:b3:00.0", "fallen off the bus and is not responding to commands"),
         ),
         (
-            "NVRM: This PCI I/O region assigned to your NVIDIA device is invalid:\nNVRM: BAR1 is 0M @ 0x0 (PCI:0000:01:00.0)",
-            KernelEvent("", "0000:01:00.0", "0M @ 0x0"),
+            "NVRM: This PCI I/O region is invalid:\nNVRM: BAR1 is 0M @ 0x0 (PCI:0000:01:00.0)",
+            KernelEvent("", "0000:01:00.0", "BAR1 is 0M @ 0x0"),
         ),
         (
             f"{AT} kernel: pcieport 0000:40:01.1: pciehp: Slot(5): Link Down",

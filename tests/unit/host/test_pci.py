@@ -1,4 +1,4 @@
-"""Configuration spaces, decoded: against what pciutils says of the same bytes, and where somebody has made a mess of them."""
+"""Configuration spaces, decoded: against what pciutils says of the same bytes, and where the bytes are a mess."""
 
 from __future__ import annotations
 
@@ -8,14 +8,16 @@ import random
 import shutil
 import struct
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from aerie_host import lspci, pci
 from build import config_space, machine
 from conftest import MACHINES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 RECORDED = Path(__file__).parent / "lspci"
 needs_lspci = pytest.mark.skipif(not shutil.which("lspci"), reason="pciutils is not installed")
@@ -57,7 +59,7 @@ def dump(spaces: dict[str, bytes]) -> str:
 @needs_lspci
 def test_lspci_says_the_same_of_registers_with_any_value(tmp_path: Path) -> None:
     """Links, slots, ACS and Resizable BAR registers with random bits; the lists of capabilities stay whole."""
-    chance = random.Random(20261102)
+    chance = random.Random(20261102)  # noqa: S311
     shapes = [device for device in machine("eight-one-switch")["devices"] if not device.update(buses=[0, 1, 2])]
     spaces = {}
     for number in range(250):
@@ -127,7 +129,7 @@ def test_an_extended_list_that_bites_its_tail_ends() -> None:
 
 
 def test_a_slow_random_space_never_raises() -> None:
-    chance = random.Random(1)
+    chance = random.Random(1)  # noqa: S311
     for _ in range(300):
         space = space_of(chance.choice(["gpu", "root port", "switch downstream"]))
         for _ in range(chance.choice([1, 5, 60])):

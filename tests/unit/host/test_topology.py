@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import pytest
 from aerie_host.machine import Machine, NumaNode
 from aerie_host.pci import Device
 from aerie_host.topology import classify, relation
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 @pytest.mark.parametrize(

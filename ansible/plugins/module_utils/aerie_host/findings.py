@@ -1,4 +1,4 @@
-"""What is right and what is wrong with a machine that is to serve: one line a check, judged without touching the machine.
+"""What is right and what is wrong with a machine that is to serve: one line a check, judged without touching it.
 
 A verdict is
   ok       as wanted
@@ -14,27 +14,35 @@ import dataclasses
 import re
 import textwrap
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from .machine import Machine
+from .machine import REMOTE
 from .missing import missing_gpus
 from .nvidia import RTX_PRO_6000_BLACKWELL, ServedGpu
-from .pci import Device
 from .topology import classify
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from .machine import Machine
+    from .pci import Device, Link
 
 GIB = 1 << 30
 GB = 1000**3
+# Kimi-K2.5's weights, of which a start reads every byte.
+MODEL_GB = 595
 # Releases that the roles know.
 DISTRIBUTIONS = ("Debian 12", "Debian 13", "Ubuntu 22.04", "Ubuntu 24.04")
-# NVIDIA's open modules exist for Turing and later, and Blackwell has no others.
 # Errors that a program on the GPU causes, not the GPU: NVIDIA's catalogue of Xids says to restart the program.
 PROGRAM_XIDS = {13, 31, 32, 43, 45, 68, 69}
 # Seconds: beyond, certificates and signatures begin to look expired or not yet valid.
 MOST_CLOCK_DIFFERENCE = 60
 # Above so many logical CPUs the kernel needs interrupt remapping, which is the IOMMU's (x2APIC).
 MOST_CPUS_WITHOUT_IOMMU = 255
+_CGROUP = 2
+_PEERS = 2  # GPUs from which on there is traffic between them
+_MOST_LINES = 4  # of the kernel's that are quoted
 GENERATIONS = {2.5: 1, 5.0: 2, 8.0: 3, 16.0: 4, 32.0: 5, 64.0: 6}
 VERDICTS = ("fail", "role", "warn", "unknown", "ok")
 WIDTH = 120
@@ -94,7 +102,7 @@ def judge(machine: Machine, wanted: Wanted) -> list[Finding]:
 
 
 def _judged(
-    right: bool | None,
+    right: bool | None,  # noqa: FBT001
     check: str,
     value: str,
     wanted: str,
@@ -127,7 +135,7 @@ def _architecture(machine: Machine, _: Wanted) -> Iterator[Finding]:
 
 
 def _virtualisation(machine: Machine, _: Wanted) -> Iterator[Finding]:
-    remedy = "links, BARs, ACS and the IOMMU below are what the hypervisor shows its guest: look for them on the host of this guest"
+    remedy = "links, BARs, ACS and IOMMU below are what the hypervisor shows: look for them on the host of this guest"
     right = not (machine.virtual and machine.gpus)
     value = "a virtual machine" if machine.virtual else "none"
     yield _judged(right, "virtualisation", value, "none" if machine.gpus else "any", "warn", remedy)
@@ -158,8 +166,8 @@ def _secure_boot(machine: Machine, wanted: Wanted) -> Iterator[Finding]:
     if not (wanted.gpus or machine.gpus):
         right, figure = True, "any"
     remedy = (
-        "switch it off in the firmware, or enrol the key that signs NVIDIA's module (MOK), which somebody must confirm at the "
-        "console: role nvidia_driver names the steps"
+        "switch it off in the firmware, or enrol the key that signs NVIDIA's module (MOK), which somebody must "
+        "confirm at the console: role nvidia_driver names the steps"
     )
     yield _judged(right, "secure_boot", value, figure, "warn", remedy)
 
@@ -174,9 +182,9 @@ def _kernel(machine: Machine, _: Wanted) -> Iterator[Finding]:
 
 
 def _cgroup(machine: Machine, _: Wanted) -> Iterator[Finding]:
-    remedy = "remove systemd.unified_cgroup_hierarchy=0 from the kernel's arguments and reboot: the releases above boot with version 2"
+    remedy = "remove systemd.unified_cgroup_hierarchy=0 from the kernel's arguments, by which it boots so, and reboot"
     value = f"version {machine.cgroup}" if machine.cgroup else "not known"
-    right = None if machine.cgroup is None else machine.cgroup == 2  # noqa: PLR2004
+    right = None if machine.cgroup is None else machine.cgroup == _CGROUP
     yield _judged(right, "cgroup", value, "version 2", "warn", remedy)
 
 
@@ -224,14 +232,17 @@ def _gpus(machine: Machine, wanted: Wanted) -> Iterator[Finding]:
         yield _judged(there == wanted.gpus, "gpus", str(there), str(wanted.gpus), "warn", remedy)
     elif not machine.gpus and not traced:
         remedy = (
-            "no NVIDIA GPU is on the bus. On a machine without any set aerie_gpus: 0; else look at power cables, risers and, in "
-            "the firmware, at Above 4G Decoding and the slots' bifurcation"
+            "no NVIDIA GPU is on the bus. On a machine without set aerie_gpus: 0; else look at power cables, risers "
+            "and, in the firmware, at Above 4G Decoding and the slots' bifurcation"
         )
         yield Finding("gpus", "none", str(wanted.gpus), "fail", remedy)
     else:
         rest = len(missing) - len(traced)
         told = [*map(str, traced), *([f"{rest} left no trace"] if rest else [])]
-        remedy = "power the machine off (a reboot seldom brings one back), reseat the card, its power cables and riser, then look again"
+        remedy = (
+            "power the machine off (a reboot seldom brings one back), reseat the card, its power cables and riser, "
+            "then look again"
+        )
         if not any(gpu.address for gpu in missing):
             remedy = f"set aerie_gpus: {there} if this machine has no more; else {remedy}"
         yield Finding("gpus", f"{there} of {wanted.gpus}: {'; '.join(told)}", str(wanted.gpus), "fail", remedy)
@@ -251,7 +262,7 @@ def _gpu_model(machine: Machine, wanted: Wanted) -> Iterator[Finding]:
             "use GPUs of one model: the slowest and smallest decides",
         )
         return
-    remedy = f"config/kimi-k2.5.yaml is reckoned for {wanted.gpu_model}: reckon anew for these, then set host_check_gpu_model"
+    remedy = f"config/kimi-k2.5.yaml is reckoned for {wanted.gpu_model}: reckon anew, then set host_check_gpu_model"
     yield _judged(wanted.gpu_model in value, "gpu_model", value, wanted.gpu_model, "warn", remedy)
 
 
@@ -272,7 +283,8 @@ def _driver(machine: Machine, wanted: Wanted) -> Iterator[Finding]:
         value = ", ".join(part for part in ("not loaded", others) if part)
         yield Finding("driver", value, least, "role", "role nvidia_driver installs it", role="nvidia_driver")
         return
-    value = f"{machine.driver.version} (branch {machine.driver.branch}), {'open' if machine.driver.open else 'proprietary'} modules"
+    kind = "open" if machine.driver.open else "proprietary"
+    value = f"{machine.driver.version} (branch {machine.driver.branch}), {kind} modules"
     remedy = "role nvidia_driver installs it, and names what it would have to replace"
     right = machine.driver.open and _version(machine.driver.version) >= _version(wanted.least_driver) and not others
     tools = machine.smi.driver if machine.smi else ""
@@ -317,7 +329,7 @@ def _pcie(machine: Machine, _: Wanted) -> Iterator[Finding]:
         if not device.link or not device.whole:
             yield Finding("pcie", "not known (needs root)", "the slot's best", "unknown", subject=device.address)
             continue
-        finding = _judge_link(machine, device, parent)
+        finding = _judge_link(machine, device, device.link, parent)
         if finding.verdict == "ok":
             good[device.address] = finding.value
         else:
@@ -326,9 +338,7 @@ def _pcie(machine: Machine, _: Wanted) -> Iterator[Finding]:
         yield Finding("pcie", _alike(good), "the slot's best", "ok")
 
 
-def _judge_link(machine: Machine, device: Device, parent: Device | None) -> Finding:
-    link = device.link
-    assert link is not None  # noqa: S101
+def _judge_link(machine: Machine, device: Device, link: Link, parent: Device | None) -> Finding:
     above = parent.link if parent and parent.link else link
     width = min(link.max_width, above.max_width)
     speed = min(link.max_speed or 0, above.max_speed or 0)
@@ -342,23 +352,18 @@ def _judge_link(machine: Machine, device: Device, parent: Device | None) -> Find
             if link.speed
             else f"x{link.width} of x{width}{place}"
         )
-        remedy = "a lane is bad, which costs its share of the bandwidth: reseat card and riser, clean the contacts, try another slot"
+        remedy = "a lane is bad, and its bandwidth lost: reseat card and riser, clean the contacts, swap slots"
         return Finding("pcie", value, best, "fail", remedy, subject=device.address)
     if (link.speed or 0) < speed and not _may_idle(device, served):
-        value = f"{link.speed or 0:g} of {speed:g} GT/s{place}, {'under load' if served and served.utilization else 'not by idling'}"
-        remedy = "the link does not train to its best: reseat card and riser, look for a speed set for this slot in the firmware"
+        why = "under load" if served and served.utilization else "not by idling"
+        value = f"{link.speed or 0:g} of {speed:g} GT/s{place}, {why}"
+        remedy = "the link does not train to its best: reseat card and riser, look for a speed set in the firmware"
         return Finding("pcie", value, best, "warn", remedy, subject=device.address)
     if width < link.max_width or speed < (link.max_speed or 0):
-        value = f"{best}, all that the slot has{place}; the card could do PCIe {GENERATIONS.get(link.max_speed or 0, '?')}.0 x{link.max_width}"
+        could = f"PCIe {GENERATIONS.get(link.max_speed or 0, '?')}.0 x{link.max_width}"
+        value = f"{best}, all that the slot has{place}; the card could do {could}"
         remedy = "another slot, or the slot's bifurcation and speed in the firmware"
-        return Finding(
-            "pcie",
-            value,
-            f"PCIe {GENERATIONS.get(link.max_speed or 0, '?')}.0 x{link.max_width}",
-            "warn",
-            remedy,
-            subject=device.address,
-        )
+        return Finding("pcie", value, could, "warn", remedy, subject=device.address)
     # The width stays at rest; the speed that an idle link shows says nothing of what it does under load.
     now = "" if link.speed == speed else f" (now at {link.speed or 0:g} GT/s: idle)"
     return Finding("pcie", best + now, best, "ok", subject=device.address)
@@ -396,8 +401,8 @@ def _bar1(machine: Machine, _: Wanted) -> Iterator[Finding]:
             remedy = "switch Above 4G Decoding and Resizable BAR on in the firmware"
             if not best or best < need:
                 remedy += (
-                    "; where that is done, the card itself offers no more: put it into its mode without display (NVIDIA's "
-                    "displaymodeselector, --gpumode physical_display_disabled)"
+                    "; where that is done, the card itself offers no more: put it into its mode without display "
+                    "(NVIDIA's displaymodeselector, --gpumode physical_display_disabled)"
                 )
             value += f" of {_size(max(best, size))} that the card offers" if best else ", and the card offers no other"
             yield Finding("bar1", value, _size(need), "fail", remedy, subject=gpu.address)
@@ -406,7 +411,7 @@ def _bar1(machine: Machine, _: Wanted) -> Iterator[Finding]:
 
 
 def _above_4g(machine: Machine, _: Wanted) -> Iterator[Finding]:
-    """A firmware that gives no addresses above 4 GiB leaves large BARs small, low or without an address."""
+    """Tell a firmware that gives no addresses above 4 GiB: large BARs are small, low or without an address."""
     bad: dict[str, str] = {}
     seen = [gpu for gpu in machine.gpus if gpu.answers]
     for gpu in seen:
@@ -418,13 +423,16 @@ def _above_4g(machine: Machine, _: Wanted) -> Iterator[Finding]:
             bad[gpu.address] = f"BAR1 lies at {low[0].address:#x}, below 4 GiB"
     if seen:
         value = "; ".join(f"{address}: {what}" for address, what in bad.items()) or "BARs lie above 4 GiB"
-        remedy = "switch Above 4G Decoding (MMIO above 4G) on in the firmware, and raise its MMIO size where it has one: eight GPUs take 1 TiB"
+        remedy = (
+            "switch Above 4G Decoding (MMIO above 4G) on in the firmware, and raise its MMIO size where it has one: "
+            "eight GPUs take 1 TiB"
+        )
         yield _judged(not bad, "above_4g", value, "addresses above 4 GiB", "fail", remedy)
 
 
 def _acs(machine: Machine, _: Wanted) -> Iterator[Finding]:
     ports = machine.bridges
-    if len(machine.gpus) < 2 or not ports:  # noqa: PLR2004
+    if len(machine.gpus) < _PEERS or not ports:
         return
     wanted = "no redirection above the GPUs"
     hidden = [port.address for port in ports if not port.whole]
@@ -437,7 +445,7 @@ def _acs(machine: Machine, _: Wanted) -> Iterator[Finding]:
     value = f"{len(redirecting)} of {len(ports)} ports redirect" + (
         f": {', '.join(redirecting)}" if redirecting else ""
     )
-    remedy = "role pcie_fabric switches it off at each boot: with it, peers' traffic turns around at the root complex, or hangs"
+    remedy = "role pcie_fabric switches it off at each boot: with it, peers' traffic goes by the root complex, or hangs"
     yield _judged(not redirecting, "acs", value, wanted, "role", remedy, role="pcie_fabric")
 
 
@@ -447,7 +455,10 @@ def _iommu(machine: Machine, _: Wanted) -> Iterator[Finding]:
     kinds = sorted({gpu.iommu_type for gpu in machine.gpus if gpu.iommu_type})
     if not machine.iommu_present and not kinds:
         value, right = "off", machine.logical_cpus <= MOST_CPUS_WITHOUT_IOMMU
-        remedy = f"with {machine.logical_cpus} logical CPUs the kernel needs it for interrupts: switch it on in the firmware, and use iommu=pt"
+        remedy = (
+            f"with {machine.logical_cpus} logical CPUs the kernel needs it for interrupts: switch it on in the firmware"
+            " and use iommu=pt"
+        )
         yield _judged(right, "iommu", value, "off or passed through", "warn", remedy)
         return
     if not kinds:
@@ -508,7 +519,8 @@ def _topology(machine: Machine, _: Wanted) -> Iterator[Finding]:
     ]
     node = {address: number for number, group in shape.groups.items() for address in group}
     matrix = tuple(
-        f"{address}  {' '.join(f'{word:<4}' for word in row)}  node {node[address] if node[address] >= 0 else 'not known'}"
+        f"{address}  {' '.join(f'{word:<4}' for word in row)}  "
+        f"node {node[address] if node[address] >= 0 else 'not known'}"
         for address, row in zip(shape.gpus, shape.matrix(), strict=True)
     )
     yield Finding(
@@ -522,7 +534,7 @@ def _topology(machine: Machine, _: Wanted) -> Iterator[Finding]:
 
 
 def _agree(said: str, seen: str) -> bool:
-    """NVLink stands above the PCI tree; and drivers draw the line between NODE and PHB as firmware names host bridges."""
+    """Compare two words for a path: NVLink is not in the tree, and drivers draw some of the lines in another place."""
     return said == seen or said.startswith("NV") or {said, seen} <= {"PHB", "NODE"} or {said, seen} <= {"PIX", "PXB"}
 
 
@@ -545,8 +557,12 @@ def _gpu_errors(machine: Machine, _: Wanted) -> Iterator[Finding]:
         + (f"Xid {event.xid}, {event.text}" if event.xid is not None else event.text)
         for event in own
     )
-    told = [line + (f" ({count} times)" if count > 1 else "") for line, count in lines.most_common(4)]
-    value = "; ".join(told) + (f"; and {len(lines) - 4} others" if len(lines) > 4 else "") if lines else "none"  # noqa: PLR2004
+    told = [line + (f" ({count} times)" if count > 1 else "") for line, count in lines.most_common(_MOST_LINES)]
+    value = (
+        "; ".join(told) + (f"; and {len(lines) - _MOST_LINES} others" if len(lines) > _MOST_LINES else "")
+        if lines
+        else "none"
+    )
     remedy = (
         "journalctl -k -g 'NVRM|AER|pciehp' has them all; docs.nvidia.com/deploy/xid-errors says what each Xid asks for"
     )
@@ -582,7 +598,7 @@ def _aspm(machine: Machine, _: Wanted) -> Iterator[Finding]:
 # --- Storage, limits, containers --------------------------------------------------------------------------------------
 
 
-def _data(machine: Machine, wanted: Wanted) -> Iterator[Finding]:
+def _data(machine: Machine, _: Wanted) -> Iterator[Finding]:
     place = machine.storage
     if place is None:
         return
@@ -593,38 +609,37 @@ def _data(machine: Machine, wanted: Wanted) -> Iterator[Finding]:
         yield Finding("data", f"{path} {value}", "a directory on a fast local disk", "fail", remedy)
         return
     where = f"{path}: {place.filesystem} at {place.mount}" if place.filesystem else path
-    local = place.filesystem not in _REMOTE
+    local = place.filesystem not in REMOTE
     remedy = "keep the models on a local disk: a start waits for the network, and a lost server hangs it"
     kind = place.filesystem not in ("tmpfs", "ramfs", "overlay")
     if not kind:
         remedy = "this is memory or a container's layer: mount a disk there"
     yield _judged(local and kind, "data", where, "a directory on a fast local disk", "warn", remedy)
-    yield from _data_space(machine, wanted)
-    yield from _data_rate(machine, wanted)
-
-
-_REMOTE = ("nfs", "nfs4", "cifs", "smb3", "ceph", "lustre", "beegfs", "glusterfs", "9p", "virtiofs")
 
 
 def _data_space(machine: Machine, wanted: Wanted) -> Iterator[Finding]:
     place = machine.storage
-    assert place is not None  # noqa: S101
+    if place is None or not place.exists:
+        return
     free, used = place.free or 0, place.used_by_models
     value = f"{free / GB:.0f} GB free" + (f", {used / GB:.0f} GB of models there" if used >= GB else "")
     figure = f">= {wanted.data_free_gb} GB, models that are there included"
-    remedy = "make room or mount a larger disk: Kimi-K2.5 takes 595 GB, its drafter a few (host_check_data_free_gb)"
+    remedy = (
+        f"make room or mount a larger disk: Kimi-K2.5 takes {MODEL_GB} GB, its drafter a few (host_check_data_free_gb)"
+    )
     yield _judged(free + used >= wanted.data_free_gb * GB, "data_space", value, figure, "fail", remedy)
 
 
 def _data_rate(machine: Machine, wanted: Wanted) -> Iterator[Finding]:
     place = machine.storage
-    assert place is not None  # noqa: S101
+    if place is None or not place.exists:
+        return
     figure = f">= {wanted.data_read_gb_s:g} GB/s"
     if place.rate is None:
         yield Finding("data_rate", place.rate_of or "not measured", figure, "unknown")
         return
-    minutes = 595 / (place.rate / GB) / 60
-    value = f"{place.rate / GB:.2f} GB/s ({place.rate_of}): 595 GB in {minutes:.0f} min"
+    minutes = MODEL_GB / (place.rate / GB) / 60
+    value = f"{place.rate / GB:.2f} GB/s ({place.rate_of}): {MODEL_GB} GB in {minutes:.0f} min"
     remedy = "NVMe disks, several of them striped, read several GB/s; a start reads everything once"
     yield _judged(place.rate >= wanted.data_read_gb_s * GB, "data_rate", value, figure, "warn", remedy)
 
@@ -632,9 +647,9 @@ def _data_rate(machine: Machine, wanted: Wanted) -> Iterator[Finding]:
 def _shm(machine: Machine, wanted: Wanted) -> Iterator[Finding]:
     if not wanted.gpus:
         return
-    # The container has a /dev/shm of its own (compose.yaml, shm_size); it is a limit, and what it takes is the host's memory.
+    # The container has a /dev/shm of its own (compose.yaml, shm_size): a limit; what it takes is the host's memory.
     right = None if machine.shm is None else machine.memory >= 2 * wanted.shm_gib * GIB
-    own = f"/dev/shm {machine.shm / GIB:.0f} GiB; " if machine.shm is not None else ""
+    own = f"/dev/shm {machine.shm / GIB:.0f} GiB; " if machine.shm is not None else ""  # noqa: S108
     value = f"{own}the container's own is taken from {machine.memory / GIB:.0f} GiB of memory"
     remedy = "add memory, or lower AERIE_SHM_SIZE: running out of it is a bus error"
     yield _judged(right, "shm", value, f"memory for the container's {wanted.shm_gib} GiB twice over", "warn", remedy)
@@ -658,7 +673,7 @@ def _memlock(machine: Machine, _: Wanted) -> Iterator[Finding]:
 
 
 def _limit_of(machine: Machine, check: str, has: int | None, need: int | None, wanted: str, why: str) -> Finding:
-    """A container gets what compose.yaml says, if whoever starts it has as much or may raise it."""
+    """Judge whether a container gets what compose.yaml says: whoever starts it has as much or may raise it."""
     if machine.limits is None:
         return Finding(check, "not known", wanted, "unknown")
     right = machine.limits.can_raise or has is None or (need is not None and has >= need)
@@ -666,8 +681,8 @@ def _limit_of(machine: Machine, check: str, has: int | None, need: int | None, w
         ", which may raise it" if machine.limits.can_raise else ""
     )
     remedy = (
-        f"role vllm gives the container no more than that, and {why}: give docker.service Limit{check.upper()} and CAP_SYS_RESOURCE, "
-        "which it has wherever root is not confined"
+        f"role vllm gives the container no more than that, and {why}: give docker.service Limit{check.upper()} and "
+        "CAP_SYS_RESOURCE, which it has wherever root is not confined"
     )
     return _judged(right, check, value, wanted, "warn", remedy)
 
@@ -715,11 +730,7 @@ def _alike(values: dict[str, str]) -> str:
     return ", ".join(f"{count}x {value}" for value, count in Counter(values.values()).items())
 
 
-# In the order in which the table shows them. data_space and data_rate come with data, but can be accepted by their names.
-def _none(_: Machine, __: Wanted) -> Iterable[Finding]:
-    return ()
-
-
+# In the order in which the table shows them.
 CHECKS: dict[str, Callable[[Machine, Wanted], Iterable[Finding]]] = {
     "distribution": _distribution,
     "architecture": _architecture,
@@ -744,8 +755,8 @@ CHECKS: dict[str, Callable[[Machine, Wanted], Iterable[Finding]]] = {
     "cpu_governor": _cpu_governor,
     "memory": _memory,
     "data": _data,
-    "data_space": _none,
-    "data_rate": _none,
+    "data_space": _data_space,
+    "data_rate": _data_rate,
     "shm": _shm,
     "nofile": _nofile,
     "memlock": _memlock,
@@ -805,7 +816,7 @@ def _together(findings: list[Finding]) -> list[tuple[Finding, list[str]]]:
 
 
 def summary(findings: list[Finding]) -> str:
-    """The last line: how many of each verdict, and which roles have something to do."""
+    """Count the verdicts, and name the roles that have something to do."""
     counts = Counter(finding.verdict for finding in findings)
     roles = sorted({finding.role for finding in findings if finding.verdict == "role"})
     said = [

@@ -1,7 +1,7 @@
 """One host, as far as serving with its GPUs depends on it: read once, then only looked at.
 
-`read_machine` is the only part that touches the host. It changes nothing, waits for nobody for long, and where something
-cannot be read (no root, no such program) the field stays None or empty, which is not the same as a bad value.
+`read_machine` is the only part that touches the host. It changes nothing and waits for nobody for long. Where something
+cannot be read (no root, no such program) the field stays None or empty, which is another thing than a bad value.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ SECURE_BOOT = "sys/firmware/efi/efivars/SecureBoot-8be4df61-93ca-11d2-aa0d-00e09
 # File systems whose files are on another machine: whoever touches them may have to wait for it.
 REMOTE = ("nfs", "nfs4", "cifs", "smb3", "ceph", "lustre", "beegfs", "glusterfs", "9p", "virtiofs")
 _CAP_SYS_RESOURCE = 1 << 24
+_MOUNT_FIELDS = 6  # before the hyphen, at least
 _TURIN_FAMILY = 26  # AMD's family 1Ah: Zen 5
 
 # Runs a program, and returns its exit code, or one of these, and what it printed on both outputs.
@@ -36,7 +37,7 @@ NOT_THERE, DID_NOT_END = 127, 124
 
 @dataclass(frozen=True)
 class NumaNode:
-    """One NUMA node: its CPUs as the kernel lists them (0-31,64-95), its memory in bytes, its distances to all nodes."""
+    """One NUMA node: its CPUs as the kernel lists them (0-31,64-95), memory in bytes, distances to all nodes."""
 
     number: int
     cpus: str
@@ -46,7 +47,7 @@ class NumaNode:
 
 @dataclass(frozen=True)
 class Storage:
-    """The directory with the models. Sizes in bytes, the rate in bytes a second. `used_by_models`: what is there already."""
+    """The directory with the models. Sizes in bytes, the rate in bytes a second; `used_by_models` is there already."""
 
     path: str
     exists: bool = False
@@ -146,7 +147,7 @@ class Machine:
         return self.cpu_vendor == "AuthenticAMD" and self.cpu_family == _TURIN_FAMILY and "EPYC" in self.cpu_model
 
     def slot(self, address: str) -> str:
-        """What a person looks for in the machine: the slot's name on the board, and its number. Empty where unknown."""
+        """Name what somebody looks for: the slot's name on the board, and its number; empty if unknown."""
         bus = int(address.split(":")[1], 16)
         ports = [
             port
@@ -206,7 +207,7 @@ def read_machine(root: Path = Path("/"), run: Run = run, data: str = "/data", re
     sys = root / "sys"
     return Machine(
         hostname=platform.node(),
-        distribution=f"{release.get('NAME', '').split()[0] if release.get('NAME') else ''} {release.get('VERSION_ID', '')}".strip(),
+        distribution=f"{release.get('NAME', '').partition(' ')[0]} {release.get('VERSION_ID', '')}".strip(),
         architecture=platform.machine(),
         kernel=platform.release(),
         newest_kernel=max(
@@ -272,9 +273,9 @@ def _ordered(version: str) -> tuple[tuple[int, str], ...]:
 
 
 def _secure_boot(path: Path) -> bool | None:
-    """The variable has four bytes of attributes before its one byte. None: no UEFI, or no permission."""
+    """Read the one byte that comes after four of attributes. None: no UEFI, or no permission."""
     content = _bytes(path)
-    return content[4] == 1 if len(content) > 4 else None  # noqa: PLR2004
+    return content[4:5] == b"\x01" if content[4:] else None
 
 
 def _cpu(text: str) -> dict[str, str]:
@@ -367,7 +368,9 @@ def _storage(root: Path, data: str, seconds: float) -> Storage:
     return Storage(path=data, mount=mount, filesystem=filesystem, **looked)
 
 
-def _look(root: Path, place: Path, filesystem: str, device: str, seconds: float) -> dict[str, Any]:
+def _look(  # noqa: PLR0911  # each reason to have no rate ends it
+    root: Path, place: Path, filesystem: str, device: str, seconds: float
+) -> dict[str, Any]:
     """Run in a process of its own: see `reading.within`."""
     if not place.is_dir():
         return {"exists": False}
@@ -397,18 +400,16 @@ def _look(root: Path, place: Path, filesystem: str, device: str, seconds: float)
 
 
 def _mount(mountinfo: str, path: str) -> tuple[str, str, str]:
-    """The mount that `path` is in: its place, file system, and device numbers (proc(5), /proc/pid/mountinfo)."""
+    """Find the mount that `path` is in: its place, file system and device numbers (proc(5), /proc/pid/mountinfo)."""
     best = ("", "", "")
     for line in mountinfo.splitlines():
         own, _, rest = line.partition(" - ")
         fields = own.split()
-        if (
-            len(fields) > 4
-            and rest
-            and (path + "/").startswith(fields[4].rstrip("/") + "/")
-            and len(fields[4]) >= len(best[0])
-        ):  # noqa: PLR2004
-            best = (fields[4], rest.split()[0], fields[2])
+        if not rest or len(fields) < _MOUNT_FIELDS:
+            continue
+        place = fields[4]
+        if (path + "/").startswith(place.rstrip("/") + "/") and len(place) >= len(best[0]):
+            best = (place, rest.split()[0], fields[2])
     return best
 
 

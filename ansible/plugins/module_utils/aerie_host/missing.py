@@ -32,7 +32,7 @@ class MissingGpu:
 
 
 def missing_gpus(machine: Machine, expected: int) -> list[MissingGpu]:
-    """List what is missing to `expected`, surest first. Empty where that many GPUs are on the bus and served, or none is expected.
+    """List what is missing to `expected`, surest first; empty where so many are on the bus and a driver serves them.
 
     Before a driver is loaded only the bus counts.
     """
@@ -63,7 +63,7 @@ def missing_gpus(machine: Machine, expected: int) -> list[MissingGpu]:
 
 
 def _missing(machine: Machine, address: str, reason: str) -> MissingGpu:
-    """Tell with it what the kernel said, of this boot if it did, else of the one before; a line with an Xid says most."""
+    """Add what the kernel said, of this boot if it did, else of the one before; a line with an Xid says most."""
     for log in (machine.events or (), machine.events_before):
         events = [event for event in log if event.address == address and event.lost]
         if events:
@@ -82,7 +82,7 @@ def _port(machine: Machine, address: str) -> str:
 
 
 def _empty_ports(machine: Machine) -> list[Device]:
-    """List the ports with nothing below that are like those with a GPU below; first those in whose slot a card is seen."""
+    """List ports with nothing below that are like those with a GPU below, first those in whose slot a card is seen."""
     parents = [machine.devices[gpu.parent] for gpu in machine.gpus if gpu.parent in machine.devices]
     kinds = {(port.kind, port.vendor, port.device, port.link and port.link.max_width) for port in parents}
     occupied = {address for device in machine.devices.values() for address in device.path[:-1]}

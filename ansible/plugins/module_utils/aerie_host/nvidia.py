@@ -1,12 +1,16 @@
-"""What NVIDIA's driver says of itself and its GPUs: /proc/driver/nvidia, `nvidia-smi`, and its lines in the kernel's log."""
+"""What NVIDIA's driver says of itself and its GPUs: in /proc, by `nvidia-smi`, and in the kernel's log."""
 
 from __future__ import annotations
 
 import re
 import xml.etree.ElementTree as ET
-from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+FALLEN_OFF_THE_BUS = 79
 # PCI identifiers of the GPUs that Aerie's figures are for: sm_120, 96 GB, PCIe 5.0 x16.
 RTX_PRO_6000_BLACKWELL = {0x2BB1: "Workstation Edition", 0x2BB4: "Max-Q Workstation Edition", 0x2BB5: "Server Edition"}
 
@@ -15,9 +19,9 @@ _BUS = r"(?P<address>(?:[0-9a-fA-F]{4,8}:)?[0-9a-fA-F]{2}:[0-9a-fA-F]{2}(?:\.[0-
 _XID = re.compile(rf"NVRM: Xid \((?:PCI:)?{_BUS}\): (?P<xid>\d+),? ?(?P<text>.*)")
 # What the driver says of one GPU, as far as it is bad news: it also tells serial numbers and the like in this form.
 _OF_GPU = re.compile(rf"NVRM: GPU (?:at )?{_BUS}:? (?P<text>.*(?:fallen off|lost|failed|error).*)", re.IGNORECASE)
-# One message over three lines, of which the first alone has the address (NVIDIA/NVSentinel#155: such a loss has no Xid).
+# One message over three lines, of which the first has the address. Such a loss has no Xid (NVIDIA/NVSentinel#155).
 _THREE_LINES = re.compile(rf"NVRM: The NVIDIA GPU {_BUS}\s*$")
-_BAD_BAR = re.compile(rf"NVRM: BAR\d is (?P<text>.*?) \(PCI:{_BUS}\)")
+_BAD_BAR = re.compile(rf"NVRM: (?P<text>BAR\d is .*?) \(PCI:{_BUS}\)")
 _PORT = re.compile(rf"pcieport {_BUS}: (?P<text>(?:AER|pciehp|DPC|PCIe Bus Error).*)")
 _WHEN = re.compile(r"^(\d{4}-\d\d-\d\dT[\d:.,]+(?:[+-]\d\d:?\d\d|Z)?) ")
 _LOST = re.compile(r"fallen off the bus|GPU is lost|RmInitAdapter failed|GPU has been removed", re.IGNORECASE)
@@ -38,7 +42,7 @@ class Driver:
 
 @dataclass(frozen=True)
 class ServedGpu:
-    """A GPU as the driver reports it. Memory in MiB; generations and widths None where `nvidia-smi` was not there to ask."""
+    """A GPU as the driver reports it. Memory in MiB; None is what only `nvidia-smi` tells, where it was not there."""
 
     address: str
     name: str
@@ -75,7 +79,7 @@ class KernelEvent:
     @property
     def lost(self) -> bool:
         """The GPU is gone, or the driver could not bring it up."""
-        return self.xid == 79 or _LOST.search(self.text) is not None  # noqa: PLR2004
+        return self.xid == FALLEN_OFF_THE_BUS or _LOST.search(self.text) is not None
 
 
 def parse_version(text: str) -> Driver | None:
@@ -102,7 +106,7 @@ def parse_smi(text: str) -> Smi:
     if start < 0:
         return Smi("", (), problem)
     try:
-        # An entity of its own has no place in this document: its type declaration names an external file, and is left out.
+        # Its type declaration names a file that nobody has; without it there are no entities either.
         log = ET.fromstring(re.sub(r"<!DOCTYPE[^>]*>", "", text[start:]))  # noqa: S314
     except ET.ParseError as error:
         return Smi("", (), problem or f"not the XML of nvidia-smi: {error}")
@@ -138,14 +142,14 @@ def _number(element: ET.Element, path: str) -> int | None:
 
 
 def address(text: str) -> str:
-    """Write an address as sysfs does: `00000000:03:00.0` (nvidia-smi), `0000:03:00` and `03:00` (kernel) as 0000:03:00.0."""
+    """Write an address as sysfs does: 0000:03:00.0 for `00000000:03:00.0` (nvidia-smi) and `0000:03:00` (kernel)."""
     head, _, function = text.strip().lower().partition(".")
     *domain, bus, device = head.split(":")
     return f"{int(domain[0], 16) if domain else 0:04x}:{bus}:{device}.{function or '0'}"
 
 
 def parse_topology(text: str) -> dict[tuple[int, int], str]:
-    """Read `nvidia-smi topo -m`: the relation (PIX, PXB, PHB, NODE, SYS, NV18 ...) of each pair of GPUs, by their numbers."""
+    """Read `nvidia-smi topo -m`: the relation (PIX, PXB, PHB, NODE, SYS, NV18 ...) of each pair of GPUs, by number."""
     relations: dict[tuple[int, int], str] = {}
     columns: list[int] = []
     for line in re.sub(r"\x1b\[[0-9;]*m", "", text).splitlines():

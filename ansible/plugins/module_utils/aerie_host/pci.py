@@ -1,8 +1,8 @@
 """PCI devices as sysfs and `lspci -vvv` show them: links, BARs, Access Control Services, slots.
 
 The decoders work on the bytes of a configuration space and read nothing else; `read_devices` is the thin reader around
-them. Layouts are those of the PCI Express base specification 6.0, section 7; the offsets of a capability's registers stand
-where they are read. No pciutils is needed.
+them. Layouts are those of the PCI Express base specification 6.0, section 7; the offsets of a capability's registers
+stand where they are read. No pciutils is needed.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from pathlib import Path
 NVIDIA = 0x10DE
 # Display controllers: VGA compatible (0x0300) and 3D (0x0302), the two as which data-centre and workstation GPUs show.
 GPU_CLASSES = (0x0300, 0x0302)
+BRIDGE_CLASS = 0x0604
 
 # Bits of the ACS capability and control registers.
 ACS_BITS = {
@@ -44,12 +45,14 @@ _KINDS = {
     10: "integrated",
 }
 _CAPABILITY_EXPRESS = 0x10
+_EXTENDED = 0x100  # where the extended list begins
 _EXTENDED_ACS = 0x000D
 _EXTENDED_RESIZABLE_BAR = 0x0015
 _BRIDGE_HEADER = 1
 _UNSET = 0x20000000  # IORESOURCE_UNSET: the kernel knows the size and found no address
 _PREFETCHABLE = 0x2000  # IORESOURCE_PREFETCH
 _MEMORY = 0x200  # IORESOURCE_MEM
+_HEADER = 64
 _WHOLE = 256  # an unprivileged reader gets the first 64 bytes, and of those no capability
 
 
@@ -99,7 +102,7 @@ class Bar:
 
 @dataclass(frozen=True)
 class ResizableBar:
-    """What the Resizable BAR capability says of one region: the size that is set and those that it can take, in bytes."""
+    """What the Resizable BAR capability says of a region: the size that is set and those possible, in bytes."""
 
     index: int
     size: int
@@ -108,7 +111,7 @@ class ResizableBar:
 
 @dataclass(frozen=True)
 class Slot:
-    """The slot below a port. `present`: a card sits in it; `powered`: its power controller, where there is one, is on."""
+    """The slot below a port. `present`: a card sits in it; `powered`: its power controller, if it has one, is on."""
 
     number: int
     present: bool
@@ -118,7 +121,7 @@ class Slot:
 
 @dataclass(frozen=True)
 class Device:
-    """One function. `path` holds the addresses from the root port down to itself; `parent` is the one before the last."""
+    """One function. `path` holds the addresses from the root port down to itself; `parent` is the last but one."""
 
     address: str
     vendor: int
@@ -155,7 +158,7 @@ class Device:
     @property
     def is_bridge(self) -> bool:
         """A PCI-to-PCI bridge: root port, switch port or conventional."""
-        return self.class_code >> 8 == 0x0604
+        return self.class_code >> 8 == BRIDGE_CLASS
 
 
 @dataclass(frozen=True)
@@ -176,9 +179,9 @@ class Config:
 
 
 def decode(config: bytes) -> Config:
-    """Decode a configuration space of 64 (unprivileged), 256 (conventional) or 4096 bytes. ValueError: fewer than 64."""
-    if len(config) < 64:
-        raise ValueError(f"a configuration space has at least 64 bytes, and this one has {len(config)}")
+    """Decode a configuration space of 64 (no root), 256 (conventional) or 4096 bytes. ValueError: fewer than 64."""
+    if len(config) < _HEADER:
+        raise ValueError(f"a configuration space has at least {_HEADER} bytes, and this one has {len(config)}")
     if config[:4] == b"\xff\xff\xff\xff":
         return Config(
             0xFFFF, 0xFFFF, 0xFFFFFF, "endpoint", None, None, (), None, answers=False, whole=len(config) >= _WHOLE
@@ -216,7 +219,7 @@ def capability(config: bytes, wanted: int) -> int | None:
         return None
     offset = config[0x34] & 0xFC
     seen: set[int] = set()
-    while offset >= 0x40 and offset not in seen:
+    while offset >= _HEADER and offset not in seen:
         seen.add(offset)
         if config[offset] == wanted:
             return offset
@@ -226,9 +229,9 @@ def capability(config: bytes, wanted: int) -> int | None:
 
 def extended_capability(config: bytes, wanted: int) -> int | None:
     """Offset of a capability of the extended list, which begins at 0x100, or None."""
-    offset = 0x100
+    offset = _EXTENDED
     seen: set[int] = set()
-    while 0x100 <= offset <= len(config) - 8 and offset not in seen:
+    while _EXTENDED <= offset <= len(config) - 8 and offset not in seen:
         seen.add(offset)
         header = _u32(config, offset)
         if header in (0, 0xFFFFFFFF):
@@ -297,7 +300,7 @@ def _u32(config: bytes, offset: int) -> int:
 
 
 def read_devices(sys: Path = Path("/sys")) -> dict[str, Device]:
-    """Read every PCI function below `sys`, by address. Empty where there is no PCI bus; OSError does not happen for one that goes meanwhile."""
+    """Read every PCI function below `sys`, by address. Empty where there is no PCI bus."""
     found = {}
     for entry in sorted((sys / "bus/pci/devices").glob("*")):
         if _ADDRESS.match(entry.name):
@@ -358,7 +361,7 @@ def _text(path: Path) -> str:
 
 
 def gpus(devices: dict[str, Device]) -> list[Device]:
-    """The NVIDIA GPUs, in the order of their addresses, which is the driver's under CUDA_DEVICE_ORDER=PCI_BUS_ID."""
+    """List the NVIDIA GPUs by their addresses, which is the driver's order under CUDA_DEVICE_ORDER=PCI_BUS_ID."""
     return [device for _, device in sorted(devices.items()) if device.is_gpu]
 
 

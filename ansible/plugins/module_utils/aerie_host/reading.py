@@ -10,9 +10,11 @@ import select
 import signal
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 # What the rate is measured with: as many readers, and as much at once, as a loader of weights has.
 THREADS = 8
@@ -28,7 +30,7 @@ class Unmeasurable(Exception):  # noqa: N818
 
 
 def read_rate(path: Path, seconds: float) -> float:
-    """Bytes a second that `path`, a file or a block device, gives to THREADS readers. Unmeasurable: it cannot be read so."""
+    """Measure the bytes a second that a file or block device gives to THREADS readers. Unmeasurable: it gives none."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECT)
     except OSError as error:
@@ -64,7 +66,7 @@ def read_rate(path: Path, seconds: float) -> float:
 
 
 def largest_file(directory: Path) -> Path | None:
-    """The largest regular file among the first MOST_ENTRIES below `directory`, if it is large enough to tell a rate."""
+    """Find the largest file among the first MOST_ENTRIES below `directory`, if it is large enough to tell a rate."""
     best, size, seen = None, LEAST_FILE - 1, 0
     for folder, _, names in os.walk(directory):
         for name in names:
@@ -78,7 +80,7 @@ def largest_file(directory: Path) -> Path | None:
 
 
 def within(seconds: float, work: Callable[[], Any]) -> Any:
-    """The JSON-able result of `work`, done in a process of its own that is given up after `seconds` (TimeoutError).
+    """Return the JSON-able result of `work`, done in a process of its own and given up after `seconds` (TimeoutError).
 
     A file system whose server is gone keeps whoever touches it waiting, for ever and out of reach of any exception.
     """

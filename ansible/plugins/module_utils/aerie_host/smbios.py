@@ -1,12 +1,16 @@
-"""The SMBIOS table (DMTF DSP0134), as the kernel gives it to root: who made the machine, which firmware, what its slots are called."""
+"""The SMBIOS table (DMTF DSP0134), which the kernel gives to root: maker, firmware, and what the slots are called."""
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 _FIRMWARE, _SYSTEM, _BOARD, _SLOT, _END = 0, 1, 2, 9, 127
+_HEADER = 4
 _UNKNOWN_BUS = 0xFF
 _SLOT_WITH_ADDRESS = 0x11  # since SMBIOS 2.6
 
@@ -24,7 +28,7 @@ class Smbios:
 
 
 def parse(table: bytes) -> Smbios:
-    """Read the structures of /sys/firmware/dmi/tables/DMI. A table that breaks off gives what stands before the break."""
+    """Read /sys/firmware/dmi/tables/DMI. A table that breaks off gives what stands before the break."""
     said: dict[str, str] = {}
     slots: dict[str, str] = {}
     for kind, body, strings in _structures(table):
@@ -48,10 +52,10 @@ def parse(table: bytes) -> Smbios:
 
 def _structures(table: bytes) -> Iterator[tuple[int, bytes, list[str]]]:
     offset = 0
-    while offset + 4 <= len(table):
+    while offset + _HEADER <= len(table):
         kind, length = table[offset], table[offset + 1]
         end = table.find(b"\0\0", offset + length)
-        if kind == _END or length < 4 or end < 0:  # noqa: PLR2004
+        if kind == _END or length < _HEADER or end < 0:
             return
         strings = [part.decode("latin-1") for part in table[offset + length : end].split(b"\0") if part]
         yield kind, table[offset : offset + length], strings

@@ -1,4 +1,4 @@
-"""How the GPUs of a machine reach each other, from the PCI tree and the NUMA nodes: what `nvidia-smi topo -m` shows, without a driver."""
+"""How GPUs reach each other, by the PCI tree and the NUMA nodes: what `nvidia-smi topo -m` shows, without a driver."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from .machine import Machine
     from .pci import Device
+
+
+_AT_A_ROOT_PORT = 2  # root port, GPU: a longer path has a switch in it
 
 
 @dataclass(frozen=True)
@@ -21,9 +24,10 @@ class Topology:
       switches     several switches on one node: part of the pairs cross the root complex
       root-ports   every GPU at a root port of its own, on one node: all pairs cross the root complex
       two-sockets  GPUs on more than one NUMA node: part of the pairs cross the link between sockets
-    `relations` has the words of `nvidia-smi topo -m` for each pair of addresses (X is left out): PIX one switch, PXB several
-    in a row, PHB one host bridge, NODE one NUMA node, SYS further. `groups` are the GPUs of each NUMA node, -1 for those of
-    which the firmware does not say. `switches` counts the upstream ports right below root ports that have GPUs below them.
+    `relations` has the words of `nvidia-smi topo -m` for each pair of addresses (X is left out): PIX one switch, PXB
+    several in a row, PHB one host bridge, NODE one NUMA node, SYS further. `groups` are the GPUs of each NUMA node, -1
+    for those of which the firmware does not say. `switches` counts the upstream ports right below root ports that have
+    GPUs below them.
     """
 
     name: str
@@ -51,7 +55,7 @@ def classify(machine: Machine) -> Topology:
         gpus=tuple(gpu.address for gpu in found),
         relations=relations,
         groups=groups,
-        switches=len({gpu.path[1] for gpu in found if len(gpu.path) > 2}),  # noqa: PLR2004  # root port, switch, ..., GPU
+        switches=len({gpu.path[1] for gpu in found if len(gpu.path) > _AT_A_ROOT_PORT}),  # root port, switch, ..., GPU
         turin=machine.turin,
     )
 
@@ -59,7 +63,7 @@ def classify(machine: Machine) -> Topology:
 def relation(one: Device, other: Device, machine: Machine) -> str:
     """Name the path between two GPUs as NVIDIA's tools do."""
     if one.path[0] == other.path[0]:
-        shared = sum(1 for a, b in zip(one.path, other.path) if a == b)  # noqa: B905  # paths differ in length
+        shared = sum(1 for a, b in zip(one.path, other.path, strict=False) if a == b)  # paths differ in length
         # Beyond the switch in which the paths meet, each upstream port is a further switch on the way.
         further = {*one.path[shared:], *other.path[shared:]}
         cascaded = any(machine.devices[at].kind == "upstream" for at in further if at in machine.devices)
@@ -77,7 +81,7 @@ def _node(gpu: Device, machine: Machine) -> int:
 
 
 def _name(found: list[Device], said: set[str]) -> str:
-    if len(found) < 2:  # noqa: PLR2004
+    if len(found) <= 1:
         return "single" if found else "none"
     if "SYS" in said:
         return "two-sockets"
