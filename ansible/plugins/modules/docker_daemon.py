@@ -64,8 +64,6 @@ before:
 """
 
 FILE = Path("/etc/docker/daemon.json")
-DATA_ROOT = "/var/lib/docker"
-"""Where the file names none."""
 PENDING = Path("/run/aerie/docker-restart.json")
 """Which daemon has not yet taken over which settings. Below /run, for it means nothing after a boot."""
 UNIT = "docker.service"
@@ -96,30 +94,6 @@ def flags(running: str) -> list[str]:
     if running:
         return Path(f"/proc/{pid_of(running)}/cmdline").read_bytes().decode().split("\0")[1:-1]
     return []
-
-
-def data_in(root: Path) -> list[str]:
-    """Return which kinds of things a data root holds: containers, images, volumes."""
-    kinds = {
-        "containers": root.glob("containers/*"),
-        "images": root.glob("image/*/imagedb/content/sha256/*"),
-        "volumes": (path for path in root.glob("volumes/*") if path.is_dir()),
-    }
-    return [kind for kind, found in kinds.items() if next(iter(found), None)]
-
-
-def root_left_behind(before: dict[str, Any], after: dict[str, Any]) -> str:
-    """Return what to do where the change would leave data in the old root, empty where it would not."""
-    old, new = (Path(str(content.get("data-root", DATA_ROOT))) for content in (before, after))
-    left = data_in(old)
-    if old == new or not left or data_in(new):
-        return ""
-    return (
-        f"Docker's data root is {old} and has {' and '.join(left)}; with data-root {new} they would be out of sight. "
-        f"Data is never moved by itself. Either keep {old} (docker_daemon_config: {{data-root: {old}}}), or move it: "
-        f"stop what runs (systemctl stop docker.socket docker), copy (rsync -aHAXS --numeric-ids {old}/ {new}/), run "
-        f"this again, and remove {old} when everything is there. Nothing was changed"
-    )
 
 
 def validate(text: str, arguments: list[str]) -> str:
@@ -180,7 +154,7 @@ def check(module: AnsibleModule, content: dict[str, Any], done: Merge, before: s
             msg=f"The daemon starts with {' '.join(arguments)} and so does not read {FILE}: take --config-file out of "
             "its unit (systemctl cat docker.service), or set docker_daemon_managed: false"
         )
-    if advice := root_left_behind(content, done.content):
+    if advice := daemon.root_left_behind(content, done.content):
         module.fail_json(msg=advice)
     text = undo_host.to_text(done.content, done.share.text)
     if complaint := validate(text, arguments):

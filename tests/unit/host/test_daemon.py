@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 from aerie_host import daemon
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 DEFAULTS = {"log-driver": "json-file", "log-opts": {"max-size": "50m"}, "live-restore": True}
 
@@ -64,3 +69,28 @@ def test_arguments_of_the_unit() -> None:
 
 def test_a_unit_that_is_not_there_has_no_arguments() -> None:
     assert daemon.flags_of_unit("Environment=\n", lambda _: "") == []
+
+
+def data_root(path: Path, *files: str) -> dict[str, str]:
+    """A file that names a data root with these files in it."""
+    for file in files:
+        (path / file).parent.mkdir(parents=True, exist_ok=True)
+        (path / file).touch()
+    return {"data-root": str(path)}
+
+
+def test_data_is_not_left_behind_in_the_old_root(tmp_path: Path) -> None:
+    image = "image/overlay2/imagedb/content/sha256/0"
+    old = data_root(tmp_path / "old", "containers/0/config.v2.json", image, "volumes/metadata.db")
+    new = data_root(tmp_path / "new", "volumes/metadata.db")
+    assert f"Docker's data root is {tmp_path}/old and has containers and images" in daemon.root_left_behind(old, new)
+    assert daemon.root_left_behind(old, old) == ""
+    # Nothing to lose, and what was copied over.
+    assert daemon.root_left_behind(new, old) == ""
+    data_root(tmp_path / "new", image)
+    assert daemon.root_left_behind(old, new) == ""
+
+
+def test_a_volume_is_data(tmp_path: Path) -> None:
+    old = data_root(tmp_path / "old", "volumes/models/_data/file")
+    assert "has volumes; with data-root" in daemon.root_left_behind(old, {"data-root": str(tmp_path / "new")})

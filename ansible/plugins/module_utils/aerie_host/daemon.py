@@ -1,15 +1,19 @@
-"""Docker's daemon.json: what is wanted of it, and what it takes for a change to count. Pure."""
+"""Docker's daemon.json: what is wanted of it, what it takes for a change to count, and what it would leave behind."""
 
 from __future__ import annotations
 
 import re
 import shlex
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 Object = dict[str, Any]
+
+DATA_ROOT = "/var/lib/docker"
+"""Where the file names none."""
 
 RELOADABLE = frozenset(
     {
@@ -62,6 +66,30 @@ _NOTHING = object()
 def need_restart(settings: list[str]) -> list[str]:
     """Those of the settings that dockerd reads at its start alone."""
     return [name for name in settings if name not in RELOADABLE]
+
+
+def data_in(root: Path) -> list[str]:
+    """Return which kinds of things a data root holds: containers, images, volumes."""
+    kinds = {
+        "containers": root.glob("containers/*"),
+        "images": root.glob("image/*/imagedb/content/sha256/*"),
+        "volumes": (path for path in root.glob("volumes/*") if path.is_dir()),
+    }
+    return [kind for kind, found in kinds.items() if next(iter(found), None)]
+
+
+def root_left_behind(before: Object, after: Object) -> str:
+    """Return what to do where the change would leave data in the old root, empty where it would not."""
+    old, new = (Path(str(content.get("data-root", DATA_ROOT))) for content in (before, after))
+    left = data_in(old)
+    if old == new or not left or data_in(new):
+        return ""
+    return (
+        f"Docker's data root is {old} and has {' and '.join(left)}; with data-root {new} they would be out of sight. "
+        f"Data is never moved by itself. Either keep {old} (docker_daemon_config: {{data-root: {old}}}), or move it: "
+        f"stop what runs (systemctl stop docker.socket docker), copy (rsync -aHAXS --numeric-ids {old}/ {new}/), run "
+        f"this again, and remove {old} when everything is there. Nothing was changed"
+    )
 
 
 def flags_of_unit(shown: str, read: Callable[[str], str]) -> list[str]:
