@@ -7,7 +7,7 @@ from aerie_host import nvidia
 from aerie_host.nvidia import Driver, KernelEvent
 
 OPEN = """\
-NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  595.71.05  Release Build  (builder@host)  Mon Jun 2 13:13:04 2026
+NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  595.71.05  Release Build  (builder@host)  Mon Jun  2 13:13:04
 GCC version:  gcc version 13.3.0 (Ubuntu 13.3.0-6ubuntu2~24.04)
 """
 PROPRIETARY = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  570.195.03  Sat Sep 20 00:25:47 UTC 2025\n"
