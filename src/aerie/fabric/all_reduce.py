@@ -107,7 +107,7 @@ class _Watch:
                     self._say(message["step"])
             elif "timed" in message:
                 self._seconds[rank][message["timed"]] = message["seconds"]
-            elif message["wrong"]:
+            elif message.get("wrong"):
                 sums = f"{message['wrong']:,} of {message['reduced'] // 2:,} sums"
                 return State.WRONG, f"{self._steps[rank]}: {sums} are wrong on rank {rank}"
         return State.WORKS, ""

@@ -20,8 +20,10 @@ _WARM, _TIMES = 1, 5  # rows; the median counts
 _EXACT = 256  # whole numbers up to this are exact in bfloat16, and so are sums that stay below
 _APART = 13  # ranks give different numbers at one place
 
+Tell = Callable[..., None]
 
-def main(backend: str, rendezvous: str, rank: int, ranks: int, tell: Callable[..., None]) -> None:
+
+def main(backend: str, rendezvous: str, rank: int, ranks: int, tell: Tell) -> None:
     """Join the others and reduce each size, looked at word by word and timed."""
     tell(step=LOADING)
     import torch  # noqa: PLC0415 - takes seconds
@@ -36,7 +38,7 @@ def main(backend: str, rendezvous: str, rank: int, ranks: int, tell: Callable[..
     for size in REDUCTIONS:
         tell(step=f"all-reduce of {words_of(size)}")
         tell(reduced=size, wrong=_wrong(torch, distributed, size, rank, ranks, device))
-        tell(timed=size, seconds=_seconds(torch, distributed, size, device))
+        tell(timed=size, seconds=_seconds(torch, distributed, size, device, tell))
     tell(step="parting")
     distributed.destroy_process_group()
 
@@ -57,7 +59,7 @@ def _filled(torch: Any, numbers: Any, count: int) -> Any:
     return numbers.to(torch.bfloat16).repeat(-(-count // len(numbers)))[:count].contiguous()
 
 
-def _seconds(torch: Any, distributed: Any, size: int, device: Any) -> float:
+def _seconds(torch: Any, distributed: Any, size: int, device: Any, tell: Tell) -> float:
     """Return how long one takes, on the GPU's own clock where there is one: the median."""
     data = torch.zeros(size // 2, dtype=torch.bfloat16, device=device)
     taken = []
@@ -66,7 +68,8 @@ def _seconds(torch: Any, distributed: Any, size: int, device: Any) -> float:
         for _ in range(_IN_A_ROW):
             distributed.all_reduce(data)
 
-    for _ in range(_WARM + _TIMES):
+    for number in range(_WARM + _TIMES):
+        tell(row=number)
         if device.type == "cuda":
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             begin.record()
