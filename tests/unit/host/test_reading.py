@@ -62,3 +62,13 @@ def test_a_result_and_an_error_come_back() -> None:
     assert reading.within(5, lambda: {"free": 1 << 40}) == {"free": 1 << 40}
     with pytest.raises(reading.Unmeasurable, match="no such disk"):
         reading.within(5, lambda: (_ for _ in ()).throw(OSError("no such disk")))
+
+
+def test_links_into_a_cache_count_once(tmp_path: Path) -> None:
+    (tmp_path / "blobs").mkdir()
+    (tmp_path / "blobs/0a1b").write_bytes(b"x" * 1000)
+    (tmp_path / "snapshots").mkdir()
+    (tmp_path / "snapshots/model.safetensors").symlink_to("../blobs/0a1b")
+    (tmp_path / "snapshots/gone").symlink_to("../blobs/none")
+    assert reading.size_of(tmp_path) == 1000
+    assert reading.size_of(tmp_path / "none") == 0

@@ -606,6 +606,8 @@ def _data(machine: Machine, _: Wanted) -> Iterator[Finding]:
     if not place.exists:
         value = place.rate_of or "is not there"
         remedy = f"mount the disk for the models at {path}, and put them below {path}/models"
+        if place.rate_of:
+            remedy = f"look what keeps {path} from answering: a dead disk, or a server that is gone"
         yield Finding("data", f"{path} {value}", "a directory on a fast local disk", "fail", remedy)
         return
     where = f"{path}: {place.filesystem} at {place.mount}" if place.filesystem else path

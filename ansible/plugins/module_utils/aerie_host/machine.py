@@ -375,13 +375,10 @@ def _look(  # noqa: PLR0911  # each reason to have no rate ends it
     if not place.is_dir():
         return {"exists": False}
     space = os.statvfs(place)
-    models = place / "models"
     found: dict[str, Any] = {
         "exists": True,
         "free": space.f_frsize * space.f_bavail,
-        "used_by_models": sum(path.stat().st_size for path in models.rglob("*") if path.is_file())
-        if models.is_dir()
-        else 0,
+        "used_by_models": reading.size_of(place / "models"),
     }
     if not seconds:
         return found | {"rate_of": "not measured (host_check_data_read_seconds is 0)"}
