@@ -245,8 +245,7 @@ done
 # container behind systemd's back, as the legacy one does (https://github.com/NVIDIA/nvidia-container-toolkit/issues/48).
 nvidia_ctk() {
   {
-    known_better nvidia-ctk
-    echo "version=$1"
+    printf '%s\n' '#!/bin/sh' "version=$1"
     cat <<'EOT'
 specification=/var/run/cdi/nvidia.yaml
 generate() {
