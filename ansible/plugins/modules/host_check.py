@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ansible.module_utils.aerie_host import findings, machine
+from ansible.module_utils.aerie_host import finding, findings, machine
 from ansible.module_utils.basic import AnsibleModule
 
 DOCUMENTATION = """
@@ -24,7 +24,7 @@ options:
     type: float
     default: 1.0
   wanted:
-    description: What the host is to have, as in C(aerie_host.findings.Wanted).
+    description: What the host is to have, as in C(aerie_host.finding.Wanted).
     type: dict
     default: {}
 """
@@ -61,7 +61,7 @@ def main() -> None:
     )
     given: dict[str, Any] = module.params["wanted"]
     try:
-        wanted = findings.Wanted(**{**given, "accept": tuple(given.get("accept", ()))})
+        wanted = finding.Wanted(**{**given, "accept": tuple(given.get("accept", ()))})
         host = machine.read_machine(data=module.params["data_dir"], read_seconds=module.params["data_read_seconds"])
         found = findings.judge(host, wanted)
     except (TypeError, ValueError) as error:
@@ -71,7 +71,7 @@ def main() -> None:
         changed=False,
         findings=report["findings"],
         table=findings.table(found),
-        failed_checks=[finding.name for finding in found if finding.verdict == "fail"],
+        failed_checks=[line.name for line in found if line.verdict == "fail"],
         report=report,
     )
 

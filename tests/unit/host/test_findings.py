@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from aerie_host import findings
-from aerie_host.findings import Finding, Wanted, judge, table
+from aerie_host.finding import Finding, Wanted
+from aerie_host.findings import judge, table
 from aerie_host.machine import Docker, Limits, Machine, NumaNode, Storage, Toolkit
 from aerie_host.nvidia import KernelEvent
 from aerie_host.pci import Bar, Link

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 from aerie_host import __main__ as tools
-from aerie_host.findings import CHECKS, Wanted
+from aerie_host.finding import Wanted
+from aerie_host.findings import CHECKS
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "ansible/plugins/lookup"))
 from host_tools import PACKAGE, pack

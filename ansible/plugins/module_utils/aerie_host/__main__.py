@@ -26,7 +26,7 @@ COMMANDS = ("acs", "gpus", "report", "service")
 
 def report(arguments: Sequence[str]) -> int:
     """Print the findings: 0 where nothing is wrong that a person must mend, else 1."""
-    from aerie_host import findings, machine  # noqa: PLC0415  # a unit that clears ACS needs neither
+    from aerie_host import finding, findings, machine  # noqa: PLC0415  # a unit that clears ACS needs neither
 
     parser = argparse.ArgumentParser(prog="aerie_host report", description="What is right and wrong with this host.")
     parser.add_argument("--gpus", type=int, default=8, help="GPUs that it is to have (default: 8)")
@@ -37,9 +37,9 @@ def report(arguments: Sequence[str]) -> int:
     parser.add_argument("--json", action="store_true", help="everything that was read, too")
     given = parser.parse_args(arguments)
     host = machine.read_machine(data=given.data if given.gpus else "", read_seconds=given.read_seconds)
-    found = findings.judge(host, findings.Wanted(gpus=given.gpus, memory_gib=128 if given.gpus else 8))
+    found = findings.judge(host, finding.Wanted(gpus=given.gpus, memory_gib=128 if given.gpus else 8))
     print(json.dumps(findings.to_json(host, found), indent=2) if given.json else findings.table(found))
-    return int(any(finding.verdict == "fail" for finding in found))
+    return int(any(line.verdict == "fail" for line in found))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
