@@ -64,8 +64,8 @@ before:
 """
 
 FILE = Path("/etc/docker/daemon.json")
-PENDING = Path("/run/aerie/docker-restart.json")
-"""Which daemon has not yet taken over which settings. Below /run, for it means nothing after a boot."""
+STARTED_WITH = Path("/run/aerie/docker-daemon.json")
+"""Which daemon started with which content of the file. Below /run, for it means nothing after a boot."""
 UNIT = "docker.service"
 
 
@@ -121,21 +121,22 @@ def refuse(module: AnsibleModule, text: str, before: str, arguments: list[str], 
     module.fail_json(msg=f"{whose}. Nothing was changed. dockerd says: {earlier or complaint}", refused=text)
 
 
-def pending(running: str, restart: list[str], *, check: bool) -> list[str]:
-    """Return what the running daemon has yet to take over at a restart, with what is added now."""
+def started_with(running: str, content: dict[str, Any]) -> dict[str, Any]:
+    """Return what the file held when this daemon started: what was noted then, or else what it holds now."""
     try:
-        noted = json.loads(PENDING.read_text())
+        noted = json.loads(STARTED_WITH.read_text())
     except (OSError, ValueError):
-        noted = {}
-    waiting = sorted({*restart, *(noted.get("settings", []) if noted.get("daemon") == running else [])})
-    if not running:
-        waiting = []
-    if not check and waiting:
-        PENDING.parent.mkdir(mode=0o755, exist_ok=True)
-        undo_host.write(PENDING, json.dumps({"daemon": running, "settings": waiting}).encode(), 0o644)
-    elif not check:
-        PENDING.unlink(missing_ok=True)
-    return waiting
+        return content
+    return dict(noted["content"]) if noted.get("daemon") == running else content
+
+
+def note_start(running: str, content: dict[str, Any], *, differs: bool) -> None:
+    """Note with what this daemon started, as long as the file holds something else."""
+    if running and differs:
+        STARTED_WITH.parent.mkdir(mode=0o755, exist_ok=True)
+        undo_host.write(STARTED_WITH, json.dumps({"daemon": running, "content": content}).encode(), 0o600)
+    else:
+        STARTED_WITH.unlink(missing_ok=True)
 
 
 def said(done: Merge) -> list[str]:
@@ -197,8 +198,9 @@ def run(module: AnsibleModule) -> dict[str, Any]:
     settings = daemon.changed(content, done.content)
     differs = bool(settings) or (gone and there is not None)
     running = running_daemon()
-    restart = daemon.need_restart(settings) if running else []
-    reloaded = [name for name in settings if running and name not in restart]
+    began = started_with(running, content)
+    restart = daemon.need_restart(daemon.changed(began, done.content)) if running else []
+    reloaded = [name for name in settings if running and name not in daemon.need_restart(settings)]
     if settings:
         check(module, content, done, before, running)
     if not module.check_mode:
@@ -207,12 +209,13 @@ def run(module: AnsibleModule) -> dict[str, Any]:
             FILE.unlink()
         elif differs:
             write(text)
+        note_start(running, began, differs=bool(restart))
         if reloaded:
             os.kill(pid_of(running), signal.SIGHUP)
     after = ("" if gone else text) if differs else before
     return {
         "changed": differs,
-        "restart": pending(running, restart, check=module.check_mode),
+        "restart": restart,
         "reloaded": reloaded,
         "replaced": said(done),
         "content": done.content,
