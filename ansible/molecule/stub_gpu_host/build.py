@@ -324,6 +324,9 @@ def _smi(described: dict[str, Any], gpus: list[dict[str, Any]]) -> str:
 \t\t\t</pci_gpu_link_info>
 \t\t</pci>
 \t\t<performance_state>{device.get("state", "P8")}</performance_state>
+\t\t<clocks_event_reasons>
+\t\t\t<clocks_event_reason_gpu_idle>{device.get("idle", "Active")}</clocks_event_reason_gpu_idle>
+\t\t</clocks_event_reasons>
 \t\t<fb_memory_usage>
 \t\t\t<total>{model["vram_mib"]} MiB</total>
 \t\t</fb_memory_usage>

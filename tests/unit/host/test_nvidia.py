@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from aerie_host import nvidia
 from aerie_host.nvidia import Driver, KernelEvent
@@ -64,6 +66,9 @@ SMI = """<?xml version="1.0" ?>
 \t\t\t</pci_gpu_link_info>
 \t\t</pci>
 \t\t<performance_state>P5</performance_state>
+\t\t<clocks_throttle_reasons>
+\t\t\t<clocks_throttle_reason_gpu_idle>Not Active</clocks_throttle_reason_gpu_idle>
+\t\t</clocks_throttle_reasons>
 \t\t<fb_memory_usage>
 \t\t\t<total>97887 MiB</total>
 \t\t</fb_memory_usage>
@@ -88,8 +93,17 @@ def test_smi() -> None:
         3,
         False,
     )
-    assert (gpu.vram_mib, gpu.bar1_mib, gpu.state, gpu.utilization) == (97887, None, "P5", 25)
+    assert (gpu.vram_mib, gpu.bar1_mib, gpu.idle, gpu.utilization) == (97887, None, False, 25)
     assert (gpu.max_generation, gpu.generation, gpu.max_width, gpu.width) == (4, 2, 8, 8)
+
+
+def test_what_an_h200_says() -> None:
+    """A whole answer of driver 580.159.04, but for what names the one card."""
+    smi = nvidia.parse_smi((Path(__file__).parent / "smi/h200.xml").read_text())
+    (gpu,) = smi.gpus
+    assert (smi.driver, gpu.address, gpu.name, gpu.minor) == ("580.159.04", "0000:00:06.0", "NVIDIA H200", 0)
+    assert (gpu.vram_mib, gpu.bar1_mib, gpu.idle, gpu.persistence) == (143771, 262144, True, True)
+    assert (gpu.max_generation, gpu.generation, gpu.max_width, gpu.width) == (5, 5, 16, 16)
 
 
 def test_smi_that_complains_before_it_answers() -> None:

@@ -148,6 +148,23 @@ def test_a_region_without_an_address_has_a_size() -> None:
     assert pci.parse_resource("\n".join(lines)) == (pci.Bar(0, 64 << 20, 0, prefetchable=False),)
 
 
+def test_the_region_of_the_memory_has_the_index_that_the_registers_before_it_leave() -> None:
+    """As an H200 shows it: 64-bit registers, so regions 0, 2 and 4, and no Resizable BAR."""
+    resource = """\
+0x0000104002000000 0x0000104002ffffff 0x000000000014220c
+0x0000000000000000 0x0000000000000000 0x0000000000000000
+0x0000100000000000 0x0000103fffffffff 0x000000000014220c
+0x0000000000000000 0x0000000000000000 0x0000000000000000
+0x0000104000000000 0x0000104001ffffff 0x000000000014220c
+0x0000000000000000 0x0000000000000000 0x0000000000000000
+"""
+    gpu = pci.Device("0000:00:06.0", pci.NVIDIA, 0x2335, 0x030200, ("0000:00:06.0",), bars=pci.parse_resource(resource))
+    assert gpu.memory_bar == pci.Bar(2, 256 << 30, 0x100000000000, prefetchable=True)
+    small = (pci.Bar(0, 64 << 20, 0xB0000000, prefetchable=False), pci.Bar(1, 64 << 20, 0xC0000000, prefetchable=True))
+    resizable = (pci.ResizableBar(0, 64 << 20, (64 << 20,)), pci.ResizableBar(1, 64 << 20, (64 << 20, 1 << 37)))
+    assert dataclasses.replace(gpu, bars=small, resizable=resizable).memory_bar == small[1]
+
+
 def test_io_ports_are_no_memory() -> None:
     assert pci.parse_resource("0x0000000000003000 0x000000000000307f 0x0000000000040101") == ()
 

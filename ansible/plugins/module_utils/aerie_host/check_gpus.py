@@ -179,10 +179,8 @@ def _judge_link(machine: Machine, device: Device, link: Link, parent: Device | N
 
 
 def _may_idle(device: Device, served: ServedGpu | None) -> bool:
-    """Whether a lower speed is rest: a GPU's that works at nothing. A switch's uplink does not train down for that."""
-    if not device.is_gpu:
-        return False
-    return not (served and (served.utilization or served.state in ("P0", "P1")))
+    """Tell whether a lower speed is rest: of a GPU that works at nothing. A switch's uplink does not train down."""
+    return device.is_gpu and not (served and (served.utilization or served.idle is False))
 
 
 def bar1(machine: Machine, _: Wanted) -> Iterator[Finding]:
@@ -192,8 +190,8 @@ def bar1(machine: Machine, _: Wanted) -> Iterator[Finding]:
     for gpu in machine.gpus:
         if not gpu.answers:
             continue
-        size = next((bar.size for bar in gpu.bars if bar.index == 1), 0)
-        best = max((max(bar.sizes) for bar in gpu.resizable if bar.index == 1 and bar.sizes), default=0)
+        size = gpu.memory_bar.size if gpu.memory_bar else 0
+        best = max((max(bar.sizes) for bar in gpu.resizable if bar.sizes), default=0)
         value = _size(size) if size else "none"
         # A power of two that holds the memory: 128 GiB for 96 GB.
         need = 1 << (vram.get(gpu.address, 0) - 1).bit_length() if vram.get(gpu.address) else best
@@ -228,8 +226,8 @@ def above_4g(machine: Machine, _: Wanted) -> Iterator[Finding]:
             bad[gpu.address] = "no address for " + (
                 ", ".join(f"BAR{bar.index}" for bar in gpu.bars if not bar.address) or "its BARs"
             )
-        elif low := [bar for bar in gpu.bars if bar.prefetchable and bar.index == 1 and bar.address < 4 * GIB]:
-            bad[gpu.address] = f"BAR1 lies at {low[0].address:#x}, below 4 GiB"
+        elif gpu.memory_bar and gpu.memory_bar.address < 4 * GIB:
+            bad[gpu.address] = f"BAR1 lies at {gpu.memory_bar.address:#x}, below 4 GiB"
     if seen:
         value = "; ".join(f"{address}: {what}" for address, what in bad.items()) or "BARs lie above 4 GiB"
         remedy = (

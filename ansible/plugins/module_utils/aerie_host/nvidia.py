@@ -49,7 +49,7 @@ class ServedGpu:
     minor: int | None = None
     vram_mib: int | None = None
     bar1_mib: int | None = None
-    state: str = ""  # P0 to P15; an idle GPU is in P8
+    idle: bool | None = None  # as the driver says; an H200 rests in P0, where a GeForce works
     utilization: int | None = None  # per cent
     max_generation: int | None = None  # of this GPU in this slot
     generation: int | None = None
@@ -122,7 +122,7 @@ def _served(gpu: ET.Element) -> ServedGpu:
         minor=int(minor) if minor.isdigit() else None,
         vram_mib=_number(gpu, "fb_memory_usage/total"),
         bar1_mib=_number(gpu, "bar1_memory_usage/total"),
-        state=_said(gpu, "performance_state"),
+        idle=_idle(gpu),
         utilization=_number(gpu, "utilization/gpu_util"),
         max_generation=_number(gpu, "pci/pci_gpu_link_info/pcie_gen/max_link_gen"),
         generation=_number(gpu, "pci/pci_gpu_link_info/pcie_gen/current_link_gen"),
@@ -130,6 +130,14 @@ def _served(gpu: ET.Element) -> ServedGpu:
         width=_number(gpu, "pci/pci_gpu_link_info/link_widths/current_link_width"),
         persistence={"Enabled": True, "Disabled": False}.get(persistence),
     )
+
+
+def _idle(gpu: ET.Element) -> bool | None:
+    """Read a field that older drivers call by another name."""
+    for reasons in ("clocks_event_reasons/clocks_event_reason", "clocks_throttle_reasons/clocks_throttle_reason"):
+        if said := _said(gpu, f"{reasons}_gpu_idle"):
+            return said == "Active"
+    return None
 
 
 def _said(element: ET.Element, path: str) -> str:

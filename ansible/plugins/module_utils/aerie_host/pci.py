@@ -156,6 +156,18 @@ class Device:
         return self.vendor == NVIDIA and self.class_code >> 8 in GPU_CLASSES
 
     @property
+    def memory_bar(self) -> Bar | None:
+        """The region through which others reach a GPU's memory, which NVIDIA calls BAR1.
+
+        Its index is 1 where the register before it has 32 bits (GeForce and RTX PRO), and 2 where that has 64 (H200):
+        it is the one whose size can be changed, or else the largest.
+        """
+        large = max((bar for bar in self.resizable if bar.sizes), key=lambda bar: max(bar.sizes), default=None)
+        if large:
+            return next((bar for bar in self.bars if bar.index == large.index), None)
+        return max(self.bars, key=lambda bar: bar.size, default=None)
+
+    @property
     def is_bridge(self) -> bool:
         """A PCI-to-PCI bridge: root port, switch port or conventional."""
         return self.class_code >> 8 == BRIDGE_CLASS
