@@ -1,4 +1,7 @@
-"""Run the module host_check, and show its table: an unchanged task is otherwise not shown at all."""
+"""Run the module host_check, and show its table: an unchanged task is otherwise not shown at all.
+
+Where lines fail, the role's own failure shows it.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ class ActionModule(ActionBase):
         """Return what the module returns."""
         result: dict[str, Any] = super().run(tmp, task_vars)
         result |= self._execute_module("host_check", self._task.args, task_vars=task_vars)
-        if "table" in result:
+        if "table" in result and not result["failed_checks"]:
             host = (task_vars or {}).get("inventory_hostname", "")
             self._display.display(f"\n{host}\n{result['table']}\n")
         return result
