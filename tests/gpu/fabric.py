@@ -20,7 +20,12 @@ ITEMS = [
     Item(
         "dead_paths",
         PROVEN,
-        ("lost-bytes-are-found", "garbled-bytes-are-counted", "hung-copy-is-killed-and-named"),
+        (
+            "lost-bytes-are-found",
+            "garbled-bytes-are-counted",
+            "kernels-lost-bytes-are-found",
+            "hung-copy-is-killed-and-named",
+        ),
         seconds=240,
         **TWO,
     ),

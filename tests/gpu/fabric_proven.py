@@ -44,6 +44,14 @@ GARBLES = (
         return tensor
 """
 )
+# The copy engine's bytes come, those of kernels do not.
+LOSES_IN_KERNELS = """
+import sys
+if "aerie.fabric.copies" in sys.orig_argv:
+    from aerie.fabric import kernel
+    copy = kernel.copy
+    kernel.copy = lambda sent, arrived: None if sent.device != arrived.device else copy(sent, arrived)
+"""
 # What copies from GPU 0 to GPU 1 waits on GPU 0 for hours, as behind a path that swallows what it is given.
 HANGS = """
 import sys
@@ -167,6 +175,16 @@ def garbles() -> str:
     assert proof.code == 1, proof.said
     details = {(pair["state"], pair["detail"]) for pair in proof.report["pairs"]}
     assert details == {("wrong", "copy 1 MiB: 40 of 1,048,576 bytes are not what was sent")}, details
+    return proof.report["why"]
+
+
+@contract("kernels-lost-bytes-are-found")
+def loses_in_kernels() -> str:
+    """A path that the copy engine can take and kernels cannot is dead: NCCL's bytes are moved by kernels."""
+    proof = prove(LOSES_IN_KERNELS, "--deadline", "30")
+    assert proof.code == 1, proof.said
+    details = {pair["detail"] for pair in proof.report["pairs"]}
+    assert details == {"kernel writes 1 MiB: no byte arrived"}, details
     return proof.report["why"]
 
 
