@@ -21,11 +21,13 @@ apt-get -q install --yes --no-install-recommends --allow-downgrades --allow-chan
 if [ "$running" != "$next" ] && [ ! -e "/lib/modules/$running/build" ] && apt-cache show "linux-headers-$running" >/dev/null 2>&1; then
   set -- "$@" "linux-headers-$running"
 fi
-# Else a kernel that arrives later would arrive without what its modules are built with.
-for image in $(dpkg-query --show --showformat '${db:Status-Status} ${Package}\n' 'linux-image-*' 2>/dev/null | sed -n 's/^installed //p'); do
+# Else a kernel that arrives later would arrive without what its modules are built with. Of the image's own version: a newer one would
+# bring headers of a kernel that is not there.
+for image in $(dpkg-query --show --showformat '${db:Status-Status} ${Package}=${Version}\n' 'linux-image-*' 2>/dev/null | sed -n 's/^installed //p'); do
+  headers=linux-headers-${image#linux-image-}
   case $image in
-    linux-image-[0-9]*|linux-image-unsigned-*|*-dbg) ;;
-    *) ! apt-cache show "linux-headers-${image#linux-image-}" >/dev/null 2>&1 || set -- "$@" "linux-headers-${image#linux-image-}" ;;
+    linux-image-[0-9]*|linux-image-unsigned-*|*-dbg=*) ;;
+    *) ! apt-cache show "$headers" >/dev/null 2>&1 || set -- "$@" "$headers" ;;
   esac
 done
 apt-get "$@"
