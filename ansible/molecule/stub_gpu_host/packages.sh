@@ -157,12 +157,12 @@ dkms remove -m nvidia -v "$1" --all || true
 EOT
 }
 
-# pinning BRANCH VERSION REPOSITORY: with it installed, apt knows no other branch.
+# pinning BRANCH|VERSION REPOSITORY: with it installed, apt knows no other one.
 pinning() {
   package "nvidia-driver-pinning-$1" "$1-1"
   file "etc/apt/preferences.d/nvidia-driver-pinning-$1" <<EOT
 Package: *nvidia* libcuda1 cuda-drivers*
-Pin: version $1.*
+Pin: version $1[.-]*
 Pin-Priority: 1000
 EOT
   echo "/etc/apt/preferences.d/nvidia-driver-pinning-$1" >"$tree/DEBIAN/conffiles"
@@ -231,6 +231,7 @@ for distribution; do
   esac
   for version in 580.159.03 580.173.02 595.71.05; do
     "driver_$family" "${version%%.*}" "$version" "$repository"
+    pinning "$version" "$repository"
   done
   pinning 580 "$repository"
   pinning 595 "$repository"
@@ -331,7 +332,7 @@ mkdir -p /etc/nvidia-container-runtime
 if [ -d /run/systemd/system ]; then
   systemctl daemon-reload
   systemctl enable nvidia-cdi-refresh.path nvidia-cdi-refresh.service
-  systemctl start nvidia-cdi-refresh.path
+  systemctl start nvidia-cdi-refresh.path || true
   systemctl start nvidia-cdi-refresh.service || true
 fi
 EOT

@@ -14,7 +14,11 @@ apt-get -q update
 [ -z "$source" ] || apt-get -q update -o APT::Update::Error-Mode=any -o APT::Get::List-Cleanup=0 \
   -o "Dir::Etc::sourcelist=$source" -o Dir::Etc::sourceparts=-
 
-apt-get -q install --yes --no-install-recommends --allow-downgrades --allow-change-held-packages -o "DPkg::Lock::Timeout=$lock" "$pinning"
+# One pin at a time: two of them would let both releases in.
+others=$(dpkg-query --show --showformat '${db:Status-Status} ${Package}\n' 'nvidia-driver-pinning-*' 2>/dev/null \
+  | sed -n "/ $pinning\$/d; s/^installed \(.*\)/\1-/p")
+# shellcheck disable=SC2086  # names
+apt-get -q install --yes --no-install-recommends --allow-downgrades --allow-change-held-packages -o "DPkg::Lock::Timeout=$lock" "$pinning" $others
 
 [ -e "/lib/modules/$next/build" ] || set -- "$@" "linux-headers-$next"
 # Headers of a kernel that only still runs may be out of the archive, and the next boot does without.
