@@ -94,8 +94,7 @@ class _Watch:
                 return State.HUNG, self._who_hangs(limit)
             rank, message = said.child, said.message
             if message is None:
-                how = self._children.ended_how(rank)
-                if how != "it ended with 0":
+                if how := self._children.failed_how(rank):
                     return State.FAILED, f"rank {rank}, {self._steps[rank]}: {how}"
                 running.discard(rank)
                 continue

@@ -111,12 +111,14 @@ class Children:
         """Return what the child is called."""
         return self._programs[child].name
 
-    def ended_how(self, child: int) -> str:
-        """Say how a child ended whose pipe is closed, and what it printed last."""
+    def failed_how(self, child: int) -> str | None:
+        """Say how a child failed whose pipe is closed, and what it printed last; None where it ended well."""
         try:
             code = self._processes[child].wait(_ENDS_WITHIN)
         except subprocess.TimeoutExpired:
             return "it closed its pipe and did not end"
+        if code == 0:
+            return None
         how = f"signal {-code} ended it" if code < 0 else f"it ended with {code}"
         last = self.last_line(child)
         return f"{how}: {last}" if last else how

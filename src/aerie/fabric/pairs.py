@@ -112,8 +112,8 @@ class _Watch:
                 return State.HUNG, f"{self._step}: nothing moved for {limit:.0f} s"
             message = said.message
             if message is None:
-                how = self._children.ended_how(said.child)
-                return None if how == "it ended with 0" else (State.FAILED, f"{self._step}: {how}")
+                how = self._children.failed_how(said.child)
+                return (State.FAILED, f"{self._step}: {how}") if how else None
             if "no_kernel" in message:
                 self.no_kernel = message["no_kernel"]
             elif "step" in message:

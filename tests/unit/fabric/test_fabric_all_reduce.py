@@ -46,6 +46,10 @@ def test_the_slowest_rank_s_time_counts(reduce, said):
     ]  # fmt: skip
 
 
+def test_what_a_rank_prints_is_no_failure(reduce):
+    assert reduce(during="print('NCCL WARN something', flush=True)").state is State.WORKS
+
+
 def test_the_bus_bandwidth_is_what_each_rank_sends_in_a_ring(reduce):
     reduction = reduce(ranks=4)
     large = REDUCTIONS[-1]

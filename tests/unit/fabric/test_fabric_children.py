@@ -20,10 +20,12 @@ time.sleep(60)
 
 
 def test_messages_come_in_order_and_then_the_end(stand_in, environment):
-    with started([Program("one", stand_in("tell(step='a'); tell(step='b')"), environment)]) as children:
+    with started(
+        [Program("one", stand_in("tell(step='a'); print('a warning'); tell(step='b')"), environment)]
+    ) as children:
         heard = [children.next(20) for _ in range(3)]
         assert [each.message for each in heard] == [{"step": "a"}, {"step": "b"}, None]
-        assert children.ended_how(0) == "it ended with 0"
+        assert children.failed_how(0) is None
 
 
 def test_nothing_is_heard_of_one_that_hangs(stand_in, environment):
@@ -44,7 +46,7 @@ def test_nothing_is_heard_of_one_that_hangs(stand_in, environment):
 def test_the_end_is_told_with_what_was_printed_last(stand_in, environment, body, how):
     with started([Program("one", stand_in(body), environment)]) as children:
         assert children.next(20).message is None
-        assert children.ended_how(0) == how
+        assert children.failed_how(0) == how
 
 
 def test_what_children_started_ends_with_them(stand_in, environment, gone):

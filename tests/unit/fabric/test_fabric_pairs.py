@@ -49,6 +49,10 @@ def test_all_work(attempt, said):
     assert said == ["loading torch and reaching the GPUs"]
 
 
+def test_what_a_child_prints_is_no_failure(attempt):
+    assert set(states(attempt("print('NCCL WARN something', flush=True)")).values()) == {State.WORKS}
+
+
 def test_a_hang_names_its_pair_and_the_others_are_tried(attempt):
     tried = attempt("if numbers == [1, 2]: time.sleep(60)")
     assert states(tried).pop((1, 2)) is State.HUNG
