@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -65,3 +66,12 @@ def test_an_unknown_command_is_told_what_there_is(packed: Path) -> None:
 def test_a_report_fails_for_what_a_person_must_mend(capsys: pytest.CaptureFixture[str]) -> None:
     assert tools.main(["report", "--gpus", "3000", "--read-seconds", "0"]) == 1
     assert "3000" in capsys.readouterr().out
+
+
+def test_whoever_reads_no_further_sees_no_traceback(packed: Path) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    arguments = [sys.executable, "-I", packed, "report", "--gpus", "0"]
+    done = subprocess.run(arguments, stdout=writer, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(writer)
+    assert done.stderr == ""

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -38,7 +39,11 @@ def report(arguments: Sequence[str]) -> int:
     given = parser.parse_args(arguments)
     host = machine.read_machine(data=given.data if given.gpus else "", read_seconds=given.read_seconds)
     found = findings.judge(host, finding.Wanted(gpus=given.gpus, memory_gib=128 if given.gpus else 8))
-    print(json.dumps(findings.to_json(host, found), indent=2) if given.json else findings.table(found))
+    text = json.dumps(findings.to_json(host, found), indent=2) if given.json else findings.table(found)
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:  # `| head` has seen enough; what Python flushes at its end must go somewhere
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return int(any(line.verdict == "fail" for line in found))
 
 
