@@ -398,9 +398,11 @@ headers() {
   echo 'CONFIG_MODULES=y' >"$tree/usr/src/linux-headers-$1/.config"
   : >"$tree/usr/src/linux-headers-$1/Makefile"
   ln -s "/usr/src/linux-headers-$1" "$tree/lib/modules/$1/build"
-  # What a kernel's hook does for dkms.
+  # dkms takes a kernel without any module of its own for one that was removed. And what a kernel's hook does for dkms.
   maintainer_script postinst <<EOT
 #!/bin/sh
+mkdir -p "/lib/modules/$1/kernel"
+echo 'int own;' | gcc -x c -c -o "/lib/modules/$1/kernel/own.ko" - && depmod "$1" || true
 [ ! -x /usr/lib/dkms/dkms_autoinstaller ] || /usr/lib/dkms/dkms_autoinstaller start "$1" >/dev/null 2>&1 || true
 EOT
   put "$repository"

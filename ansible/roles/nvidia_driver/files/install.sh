@@ -6,7 +6,8 @@
 set -eu
 lock=$1 source=$2 pinning=$3 next=$4 running=$5
 shift 5
-set -- -q install --yes --no-install-recommends --allow-downgrades --allow-change-held-packages \
+# What goes, goes with its configuration: a pin, or another driver's options of modules, would still work.
+set -- -q install --yes --purge --no-install-recommends --allow-downgrades --allow-change-held-packages \
   -o "DPkg::Lock::Timeout=$lock" "$@"
 
 apt-get -q update
@@ -18,7 +19,8 @@ apt-get -q update
 others=$(dpkg-query --show --showformat '${db:Status-Status} ${Package}\n' 'nvidia-driver-pinning-*' 2>/dev/null \
   | sed -n "/ $pinning\$/d; s/^installed \(.*\)/\1-/p")
 # shellcheck disable=SC2086  # names
-apt-get -q install --yes --no-install-recommends --allow-downgrades --allow-change-held-packages -o "DPkg::Lock::Timeout=$lock" "$pinning" $others
+apt-get -q install --yes --purge --no-install-recommends --allow-downgrades --allow-change-held-packages \
+  -o "DPkg::Lock::Timeout=$lock" "$pinning" $others
 
 [ -e "/lib/modules/$next/build" ] || set -- "$@" "linux-headers-$next"
 # Headers of a kernel that only still runs may be out of the archive, and the next boot does without.
