@@ -155,8 +155,9 @@ def check(module: AnsibleModule, content: dict[str, Any], done: Merge, before: s
             msg=f"The daemon starts with {' '.join(arguments)} and so does not read {FILE}: take --config-file out of "
             "its unit (systemctl cat docker.service), or set docker_daemon_managed: false"
         )
-    if advice := daemon.root_left_behind(content, done.content):
-        module.fail_json(msg=advice)
+    for left_behind in (daemon.root_left_behind, daemon.driver_left_behind):
+        if advice := left_behind(content, done.content):
+            module.fail_json(msg=advice)
     text = undo_host.to_text(done.content, done.share.text)
     if complaint := validate(text, arguments):
         refuse(module, text, before, arguments, complaint)

@@ -91,6 +91,16 @@ def test_data_is_not_left_behind_in_the_old_root(tmp_path: Path) -> None:
     assert daemon.root_left_behind(old, new) == ""
 
 
+def test_data_is_not_left_behind_with_another_storage_driver(tmp_path: Path) -> None:
+    root = data_root(tmp_path, "containers/0/config.v2.json")
+    assert "has containers, and with storage-driver vfs" in daemon.driver_left_behind(
+        root, root | {"storage-driver": "vfs"}
+    )
+    assert daemon.driver_left_behind(root, root) == ""
+    empty = data_root(tmp_path / "empty")
+    assert daemon.driver_left_behind(empty, empty | {"storage-driver": "vfs"}) == ""
+
+
 def test_a_volume_is_data(tmp_path: Path) -> None:
     old = data_root(tmp_path / "old", "volumes/models/_data/file")
     assert "has volumes; with data-root" in daemon.root_left_behind(old, {"data-root": str(tmp_path / "new")})

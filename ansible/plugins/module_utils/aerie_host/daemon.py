@@ -92,6 +92,20 @@ def root_left_behind(before: Object, after: Object) -> str:
     )
 
 
+def driver_left_behind(before: Object, after: Object) -> str:
+    """Return what to do where another storage driver would leave data behind, empty where it would not."""
+    old, new = (content.get("storage-driver") for content in (before, after))
+    root = Path(str(before.get("data-root", DATA_ROOT)))
+    left = data_in(root)
+    if old == new or not left:
+        return ""
+    return (
+        f"{root} has {' and '.join(left)}, and with storage-driver {new or 'unset'} (it was {old or 'unset'}) the daemon "
+        "may not see them; running containers lose their files. Keep the driver, or stop and remove the containers and "
+        "save the images (docker save) before it changes. Nothing was changed"
+    )
+
+
 def flags_of_unit(shown: str, read: Callable[[str], str]) -> list[str]:
     """Return the arguments with which the unit starts dockerd next, from what `systemctl show` says of it.
 
