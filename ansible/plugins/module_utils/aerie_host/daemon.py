@@ -100,7 +100,7 @@ def driver_left_behind(before: Object, after: Object) -> str:
     if old == new or not left:
         return ""
     return (
-        f"{root} has {' and '.join(left)}, and with storage-driver {new or 'unset'} (it was {old or 'unset'}) the daemon "
+        f"{root} has {' and '.join(left)}, and with storage-driver {new or 'unset'} (was {old or 'unset'}) the daemon "
         "may not see them; running containers lose their files. Keep the driver, or stop and remove the containers and "
         "save the images (docker save) before it changes. Nothing was changed"
     )
