@@ -71,9 +71,9 @@ def _length(data: bytes, at: int) -> tuple[int, int]:
         return at + 1, first
     if first in range(192, 224):
         return at + 2, (first - 192 << 8) + data[at + 1] + 192
-    if first == 0xFF:
-        return at + 5, int.from_bytes(data[at + 1 : at + 5], "big")
-    raise NoKeyError("its packets are in pieces, which keys never are")
+    if first in range(224, 255):
+        raise NoKeyError("its packets are in pieces, which keys never are")
+    return at + 5, int.from_bytes(data[at + 1 : at + 5], "big")
 
 
 def _fingerprint(body: bytes) -> str:
