@@ -126,7 +126,6 @@ def test_an_older_driver_fails(driver, cuda, verdict):
     ("file", "saying"),
     [
         ("Dockerfile", r"ARG LEAST_DRIVER=(\S+)"),
-        ("README.md", r"an NVIDIA driver \((\S+) or later\)"),
         ("docs/image.md", r"least driver (\S+) \|"),
     ],
 )
