@@ -162,7 +162,7 @@ pinning() {
   package "nvidia-driver-pinning-$1" "$1-1"
   file "etc/apt/preferences.d/nvidia-driver-pinning-$1" <<EOT
 Package: *nvidia* libcuda1 cuda-drivers*
-Pin: version $1[.-]*
+Pin: version $1$(case $1 in *.*) echo - ;; *) echo . ;; esac)*
 Pin-Priority: 1000
 EOT
   echo "/etc/apt/preferences.d/nvidia-driver-pinning-$1" >"$tree/DEBIAN/conffiles"
