@@ -160,12 +160,12 @@ EOT
 # pinning BRANCH|VERSION REPOSITORY: with it installed, apt knows no other one.
 pinning() {
   package "nvidia-driver-pinning-$1" "$1-1"
-  file "etc/apt/preferences.d/nvidia-driver-pinning-$1" <<EOT
+  file "etc/apt/preferences.d/nvidia-driver-pinning-$1.pref" <<EOT
 Package: *nvidia* libcuda1 cuda-drivers*
 Pin: version $1$(case $1 in *.*) echo - ;; *) echo . ;; esac)*
 Pin-Priority: 1000
 EOT
-  echo "/etc/apt/preferences.d/nvidia-driver-pinning-$1" >"$tree/DEBIAN/conffiles"
+  echo "/etc/apt/preferences.d/nvidia-driver-pinning-$1.pref" >"$tree/DEBIAN/conffiles"
   put "$2"
 }
 
