@@ -15,6 +15,14 @@ apt-get -q update
 [ -z "$source" ] || apt-get -q update -o APT::Update::Error-Mode=any -o APT::Get::List-Cleanup=0 \
   -o "Dir::Etc::sourcelist=$source" -o Dir::Etc::sourceparts=-
 
+# A held library keeps its release, and so those that need the same one. Held again in any case, and what is new by the role.
+held=$(apt-mark showhold | grep -E '(nvidia|^libcuda|^libnv|^cuda-drivers)' | grep -v container || true)
+hold_again() { for name in $held; do apt-mark hold "$name" || true; done; }
+if [ -n "$held" ]; then
+  # shellcheck disable=SC2086  # names
+  apt-mark unhold $held
+  trap hold_again EXIT
+fi
 # One pin at a time: two of them would let both releases in.
 others=$(dpkg-query --show --showformat '${db:Status-Status} ${Package}\n' 'nvidia-driver-pinning-*' 2>/dev/null \
   | sed -n "/ $pinning\$/d; s/^installed \(.*\)/\1-/p")
