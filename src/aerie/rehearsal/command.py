@@ -252,7 +252,8 @@ class _Rehearsal:
             for line in lines:
                 print(line, file=self._out, flush=True)
         except OSError:  # nobody reads on, or the disk is full: the rehearsal goes on for its report and exit code
-            self._out = open(os.devnull, "w", encoding="utf-8")  # noqa: PTH123, SIM115 - until this process ends
+            # The descriptor and not the file: what is left in its buffer would fail once more when this process ends.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self._out.fileno())
 
 
 @contextmanager
