@@ -405,7 +405,8 @@ def aspm(machine: Machine, _: Wanted) -> Iterator[Finding]:
     value = "off" if off else f"policy {machine.aspm}" if machine.aspm else "not known"
     right = True if off or machine.aspm == "performance" else None if not machine.aspm else False
     remedy = (
-        "role pcie_fabric sets pcie_aspm=off: links that go to sleep are a known cause of GPUs that drop from the bus"
+        "role pcie_fabric sets pcie_aspm.policy=performance: links that go to sleep are a known cause of GPUs that "
+        "drop from the bus"
     )
     yield judged(right, "aspm", value, "off", "role", remedy, role="pcie_fabric")
 
