@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -191,3 +192,74 @@ def test_what_is_held_is_found_by_looking() -> None:
         "Ubuntu", "24.04", "__nvidia_driver_holdable", __nvidia_driver_installed=dict.fromkeys([*there, *others], "1")
     )
     assert sorted(held) == sorted(there)
+
+
+@pytest.mark.parametrize(
+    ("installed", "version", "present", "missing"),
+    [
+        ({"nvidia-kernel-open-dkms": "580.159.03-1", "nvidia-driver-cuda": "580.159.03-1"}, "", "580.159.03", 2),
+        # Another one is wanted in its place: nothing has to stay.
+        ({"nvidia-kernel-open-dkms": "580.159.03-1", "nvidia-driver-cuda": "580.159.03-1"}, "580.173.02", "", 3),
+        ({}, "", "", 4),
+    ],
+)
+def test_what_is_missing_comes_in_the_release_that_is_there(
+    installed: dict[str, str], version: str, present: str, missing: int
+) -> None:
+    known = {"__nvidia_driver_installed": installed, "nvidia_driver_version": version}
+    assert plan("Debian", "13.1", "__nvidia_driver_present", **known) == present
+    assert len(plan("Debian", "13.1", "__nvidia_driver_missing", **known)) == missing
+
+
+def test_with_secure_boot_the_program_that_enrols_keys_is_wanted_too() -> None:
+    secure = {"loaded": "", "runfile": "", "secure_boot": "on"}
+    assert plan("Debian", "13.1", "__nvidia_driver_packages", __nvidia_driver_has=secure)[-1] == "mokutil"
+
+
+def test_only_holds_of_the_role_are_released() -> None:
+    holds = {
+        "nvidia-driver-cuda": {"before": {"held": False}, "written": {"held": True}},
+        # A run that was cut short before its end.
+        "libcuda1": {"before": {"held": False}},
+        "linux-image-amd64": {"before": {"held": True}, "written": {"held": True}},
+        # Held by the site, after the role had left it free.
+        "linux-headers-amd64": {"before": {"held": False}, "written": {"held": False}},
+        # Released by somebody meanwhile.
+        "nvidia-modprobe": {"before": {"held": False}, "written": {"held": True}},
+    }
+    record = json.dumps({"schema": 1, "roles": {"nvidia_driver": {"holds": holds}}})
+    held = [name for name in holds if name != "nvidia-modprobe"]
+    known = {"__nvidia_driver_held": {"stdout_lines": held}, "__nvidia_driver_record": {"stdout": record}}
+    assert plan("Debian", "13.1", "__nvidia_driver_to_release", **known) == ["nvidia-driver-cuda", "libcuda1"]
+    # A dry run on a host without a record.
+    for nothing in ({}, {"stdout": ""}):
+        found = plan("Debian", "13.1", "__nvidia_driver_to_release", **known | {"__nvidia_driver_record": nothing})
+        assert found == []
+
+
+@pytest.mark.parametrize(
+    ("says", "means"),
+    [
+        ("E: dpkg was interrupted, you must manually run 'dpkg --configure -a'", "cut short"),
+        ("The following signatures were invalid: EXPKEYSIG A4B469963BF863CC cudatools", "has expired: remove"),
+        ("Sub-process /usr/bin/sqv returned an error code (1): The primary key is not live", "has expired: remove"),
+        ("Sub-process /usr/bin/sqv returned an error code (1): Missing key", "not signed with the key 02182E60"),
+        (" nvidia-driver-cuda : Depends: libcuda1 (= 1)\nE: Unable to correct problems, you have held broken packages.",
+         "no longer have what is missing in release 580.159.03"),
+    ],
+)  # fmt: skip
+def test_apts_words_have_a_meaning(says: str, means: str) -> None:
+    found = plan(
+        "Debian",
+        "13.1",
+        "__nvidia_driver_meaning",
+        __nvidia_driver_installed={"nvidia-kernel-open-dkms": "580.159.03-1"},
+        __nvidia_driver_words=says.splitlines(),
+    )
+    assert means in found
+
+
+def test_no_option_at_all_is_a_wish_too() -> None:
+    expression = "__nvidia_driver_wanted_options | default('', true) | split"
+    assert plan("Debian", "13.1", expression) == ["nvidia_uvm.uvm_disable_hmm=1"]
+    assert plan("Debian", "13.1", expression, nvidia_driver_module_options={}) == []

@@ -57,9 +57,23 @@ def test_the_newer_packet_format_gives_the_same_fingerprint() -> None:
         (KEY.replace(b"mDMEaw1o", b"mDME?w1o"), "armour is damaged"),
         (b"\x98\x04\x03\x00\x00\x00", "version 3"),
         (b"\xb4\x01a", "no OpenPGP public key"),
+        # Secret keys: sqv takes the public half of one, whose fingerprint nobody compared, for a key to trust.
+        (openpgp.dearmor(KEY) + b"\x94\x03\x04ab", "packet of type 5, which no file of public keys has"),
+        (openpgp.dearmor(KEY) + b"\xc5\x03\x04ab", "packet of type 5, which no file of public keys has"),
         (b"\xc6\xe0a", "in pieces"),
     ],
-    ids=["empty", "a page", "cut", "cut at once", "damaged", "old", "no key", "pieces"],
+    ids=[
+        "empty",
+        "a page",
+        "cut",
+        "cut at once",
+        "damaged",
+        "old",
+        "no key",
+        "secret",
+        "secret, newer format",
+        "pieces",
+    ],
 )
 def test_what_is_no_key_is_refused(data: bytes, says: str) -> None:
     with pytest.raises(openpgp.NoKeyError, match=says):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
@@ -214,6 +215,17 @@ REFRESH = ["systemctl", "restart", "nvidia-cdi-refresh.service"]
 )
 def test_what_is_done_about_it(look: Look, done: list[list[str]]) -> None:
     assert helped(look) == done
+
+
+@pytest.mark.parametrize(("action", "done"), [("look", []), ("check", [REFRESH])])
+def test_a_look_brings_nothing_about(action: str, done: list[list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[list[str]] = []
+    lost = replace(WHOLE, names=frozenset())
+    monkeypatch.setattr(gpus.Help, "run", lambda _, arguments: ran.append(list(arguments)), raising=False)
+    monkeypatch.setattr(gpus.Help, "__init__", lambda self: vars(self).update(clock=lambda: 0, refreshed=None))
+    monkeypatch.setattr(gpus, "wait", partial(gpus.wait, look=lambda: lost, explain=lambda _: []))
+    assert gpus.main([action, "--expected", "8"]) == 1
+    assert ran == done
 
 
 def test_a_refresh_that_brings_nothing_is_not_repeated_all_the_time() -> None:

@@ -209,12 +209,15 @@ def refusal(missing: Sequence[str], expected: int) -> str:
 def main(arguments: Sequence[str]) -> int:
     """`aerie_host gpus`: 0 where all is there, 1 with the reason where it is not."""
     parser = argparse.ArgumentParser(prog="aerie_host gpus", description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("action", choices=["check", "wait"])
+    parser.add_argument(
+        "action", choices=["look", "check", "wait"], help="only look; bring about what is missing; and wait for it"
+    )
     parser.add_argument("--expected", type=int, default=8, help="GPUs that there must be (default: 8)")
     parser.add_argument("--deadline", type=float, default=600, help="seconds until `wait` gives up (default: 600)")
     given = parser.parse_args(arguments)
     deadline = given.deadline if given.action == "wait" else 0
-    missing = wait(given.expected, deadline, lambda text: print(text, flush=True))
+    help_along = (lambda *_: None) if given.action == "look" else None
+    missing = wait(given.expected, deadline, lambda text: print(text, flush=True), help_along=help_along)
     if missing:
         print(refusal(missing, given.expected), flush=True)
         return 1

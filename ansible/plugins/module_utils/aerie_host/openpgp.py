@@ -13,6 +13,9 @@ if TYPE_CHECKING:
 
 PUBLIC_KEY = 6
 """The packet type of a primary public key; subkeys are of another."""
+BESIDE_IT = frozenset({2, 10, 12, 13, 14, 17, 21})
+"""What else a public key consists of: signatures, marker, trust, names, subkeys, pictures, padding. A secret key in the
+file would count as one more public key to whom apt asks (sqv)."""
 
 
 class NoKeyError(ValueError):
@@ -36,7 +39,10 @@ def dearmor(data: bytes) -> bytes:
 
 def fingerprints(data: bytes) -> list[str]:
     """Return the fingerprint of each primary key in a key file, in capitals. NoKeyError where there is none."""
-    found = [_fingerprint(body) for kind, body in _packets(dearmor(data)) if kind == PUBLIC_KEY]
+    packets = list(_packets(dearmor(data)))
+    if strange := {kind for kind, _ in packets} - BESIDE_IT - {PUBLIC_KEY}:
+        raise NoKeyError(f"it holds a packet of type {min(strange)}, which no file of public keys has")
+    found = [_fingerprint(body) for kind, body in packets if kind == PUBLIC_KEY]
     if not found:
         raise NoKeyError("it holds no OpenPGP public key")
     return found

@@ -69,7 +69,6 @@ class Project:
         self.directory = directory
         self.name = name
         self.service = service
-        self.child: subprocess.Popen[str] | None = None
 
     def _docker(self, *arguments: str) -> tuple[int, str]:
         done = subprocess.run(
@@ -115,19 +114,7 @@ class Project:
 
     def wait_for_end(self, container: Container) -> None:
         """Return when the container has stopped, or Docker has."""
-        self.child = subprocess.Popen(
-            ["docker", "wait", container.identifier],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            text=True,
-        )
-        try:
-            self.child.wait()
-        finally:
-            self.child.kill()
-            self.child.wait()
-            self.child = None
+        self._docker("wait", container.identifier)
 
     def live_restore(self) -> bool:
         """Tell whether the Docker daemon's containers outlive it."""

@@ -12,8 +12,8 @@ say version "$(installed '${Package} ${Version}' | sed -n 's/^nvidia-container-t
 say family "$(installed '${Package}' | paste -s -d ' ')"
 say program "$(nvidia-ctk --version 2>/dev/null | sed -n 's/.* version \([0-9][^ ]*\).*/\1/p' | head -n 1)"
 if [ -e /etc/apt/sources.list.d/aerie-nvidia-container-toolkit.sources ]; then say ours yes; else say ours no; fi
-# Another source of the same repository, with a key of its own.
-say sources "$(grep -lsE '^[^#]*libnvidia-container' /etc/apt/sources.list /etc/apt/sources.list.d/* \
+# Another source of the same repository, with a key of its own. Files of other names apt does not read.
+say sources "$(grep -lsE '^[^#]*libnvidia-container' /etc/apt/sources.list /etc/apt/sources.list.d/*.list /etc/apt/sources.list.d/*.sources \
   | grep -v /aerie-nvidia-container-toolkit.sources | paste -s -d ' ')"
 # The driver that is loaded, as the kernel module itself tells it.
 say driver "$(sed -n 's/^NVRM version:.* \([0-9][0-9]*\.[0-9.]*\) .*/\1/p' /proc/driver/nvidia/version 2>/dev/null)"

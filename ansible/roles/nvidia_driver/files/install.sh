@@ -1,34 +1,61 @@
 # shellcheck shell=sh
-# usage: install.sh LOCK_TIMEOUT SOURCE PINNING NEXT_KERNEL RUNNING_KERNEL PACKAGE...
+# usage: install.sh LOCK_TIMEOUT SOURCE PINNING PRESENT NEXT_KERNEL RUNNING_KERNEL PACKAGE...
 # Updates apt from SOURCE (empty: from none in particular), whose signature must be good, and from the others as far as they answer.
 # Then the pin, headers for both kernels, metapackages of headers beside those of images, and the packages. A PACKAGE with a minus at
-# its end goes in the same step.
+# its end goes in the same step. PRESENT is the release of the driver that stays, and in which the packages come, too; empty: none does.
 set -eu
-lock=$1 source=$2 pinning=$3 next=$4 running=$5
-shift 5
+lock=$1 source=$2 pinning=$3 present=$4 next=$5 running=$6
+shift 6
+work=$(mktemp -d)
+finish() { rm -rf "$work"; }
+trap finish EXIT
+family='nvidia|^libcuda|^libnv|^cuda-drivers'
+installed() { dpkg-query --show --showformat '${db:Status-Status} ${Package}\n' "$@" 2>/dev/null | sed -n 's/^installed //p'; }
 # What goes, goes with its configuration: a pin, or another driver's options of modules, would still work.
-set -- -q install --yes --purge --no-install-recommends --allow-downgrades --allow-change-held-packages \
-  -o "DPkg::Lock::Timeout=$lock" "$@"
+install() {
+  apt-get -q install --yes --purge --no-install-recommends --allow-downgrades --allow-change-held-packages \
+    -o "DPkg::Lock::Timeout=$lock" "$@"
+}
 
-apt-get -q update
-# A source of which only an older index is there is no error to apt, and a forged one must not pass for that.
-[ -z "$source" ] || apt-get -q update -o APT::Update::Error-Mode=any -o APT::Get::List-Cleanup=0 \
-  -o "Dir::Etc::sourcelist=$source" -o Dir::Etc::sourceparts=-
-
-# A held library keeps its release, and so those that need the same one. Held again in any case, and what is new by the role.
-held=$(apt-mark showhold | grep -E '(nvidia|^libcuda|^libnv|^cuda-drivers)' | grep -v container || true)
-hold_again() { for name in $held; do apt-mark hold "$name" || true; done; }
-if [ -n "$held" ]; then
-  # shellcheck disable=SC2086  # names
-  apt-mark unhold $held
-  trap hold_again EXIT
+if [ -n "$source" ]; then
+  # Whatever is wrong with those is not this driver's.
+  apt-get -q update 2>&1 | sed 's/^/others: /'
+  # A source of which only an older index is there is no error to apt, and a forged one must not pass for that.
+  apt-get -q update -o APT::Update::Error-Mode=any -o APT::Get::List-Cleanup=0 \
+    -o "Dir::Etc::sourcelist=$source" -o Dir::Etc::sourceparts=-
+else
+  apt-get -q update
 fi
+
+pins=$(installed 'nvidia-driver-pinning-*')
+if [ -n "$present" ]; then
+  # The driver is loaded from it: libraries of another release would not get on with it. A pin that is there was chosen with it.
+  {
+    printf 'Package: /%s/\nPin: version /^([0-9]+:)?%s-/\nPin-Priority: 1001\n\n' "$family" "$(echo "$present" | sed 's/[.]/[.]/g')"
+    cat /etc/apt/preferences 2>/dev/null || true
+  } >"$work/preferences"
+  set -- -o "Dir::Etc::preferences=$work/preferences" "$@"
+  [ -z "$pins" ] || pinning=''
+else
+  # A held library keeps its release, and so those that need the same one. Held again in any case, and what is new by the role.
+  held=$(apt-mark showhold | grep -E "($family)" | grep -v container || true)
+  if [ -n "$held" ]; then
+    finish() {
+      rm -rf "$work"
+      # shellcheck disable=SC2086  # names
+      for name in $(installed $held); do apt-mark hold "$name" || true; done
+    }
+    # shellcheck disable=SC2086
+    apt-mark unhold $held
+  fi
+fi
+# Where apt has the distribution's own driver alone, it has no such package, nor another branch under the same names.
+if [ -z "$source" ] && ! apt-cache show "$pinning" >/dev/null 2>&1; then pinning=''; fi
 # One pin at a time: two of them would let both releases in.
-others=$(dpkg-query --show --showformat '${db:Status-Status} ${Package}\n' 'nvidia-driver-pinning-*' 2>/dev/null \
-  | sed -n "/ $pinning\$/d; s/^installed \(.*\)/\1-/p")
-# shellcheck disable=SC2086  # names
-apt-get -q install --yes --purge --no-install-recommends --allow-downgrades --allow-change-held-packages \
-  -o "DPkg::Lock::Timeout=$lock" "$pinning" $others
+if [ -n "$pinning" ]; then
+  # shellcheck disable=SC2046  # names
+  install "$pinning" $(echo "$pins" | sed "/^$pinning\$/d; s/..*/&-/")
+fi
 
 [ -e "/lib/modules/$next/build" ] || set -- "$@" "linux-headers-$next"
 # Headers of a kernel that only still runs may be out of the archive, and the next boot does without.
@@ -44,4 +71,5 @@ for image in $(dpkg-query --show --showformat '${db:Status-Status} ${Package}=${
     *) ! apt-cache show "$headers" >/dev/null 2>&1 || set -- "$@" "$headers" ;;
   esac
 done
-apt-get "$@"
+
+install "$@"

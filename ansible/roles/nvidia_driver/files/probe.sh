@@ -14,6 +14,11 @@ say secure_boot "$secure_boot"
 version=$(sed -n 's/^NVRM version: *//p' /proc/driver/nvidia/version 2>/dev/null)
 say loaded "$(printf '%s\n' "$version" | sed -n 's/.* \([0-9][0-9]*\.[0-9][0-9.]*\) .*/\1/p')"
 case $version in '') say loaded_kind '' ;; *Open*) say loaded_kind open ;; *) say loaded_kind proprietary ;; esac
+# The persistence daemon is the driver's own, and goes with it.
+say users "$(find /proc/[0-9]*/fd -lname '/dev/nvidia[0-9]*' 2>/dev/null | cut -d / -f 3 | sort -nu | while read -r process; do
+  name=$(cat "/proc/$process/comm" 2>/dev/null) || continue
+  [ "$name" = nvidia-persiste ] || echo "$name ($process)"
+done | paste -s -d ',' | sed 's/,/, /g')"
 say nouveau "$([ ! -d /sys/module/nouveau ] || echo loaded)"
 # NVIDIA's own installer brings its remover, which is no package's.
 runfile=$(command -v nvidia-uninstall)
