@@ -37,12 +37,16 @@ NOT_THERE, DID_NOT_END = 127, 124
 
 @dataclass(frozen=True)
 class NumaNode:
-    """One NUMA node: its CPUs as the kernel lists them (0-31,64-95), memory in bytes, distances to all nodes."""
+    """One NUMA node: its CPUs as the kernel lists them (0-31,64-95), memory in bytes, distances to all nodes.
+
+    A socket may have several (NPS of EPYC, SNC of Xeon); one without CPUs, as a memory expander, is of none.
+    """
 
     number: int
     cpus: str
     memory: int
     distances: tuple[int, ...] = ()
+    socket: int | None = None
 
 
 @dataclass(frozen=True)
@@ -199,7 +203,8 @@ def run(arguments: Sequence[str], seconds: float = 20) -> tuple[int, str]:
 
 def read_machine(root: Path = Path("/"), run: Run = run, data: str = "/data", read_seconds: float = 0) -> Machine:
     """Read the host below `root`. `read_seconds`: how long to measure the read rate of `data` (0: not at all)."""
-    cpu = _cpu(_text(root / "proc/cpuinfo"))
+    cpuinfo = _text(root / "proc/cpuinfo")
+    cpu = _cpu(cpuinfo)
     code, answer = run(["nvidia-smi", "-q", "-x"])
     smi = nvidia.parse_smi(answer) if code != NOT_THERE else None
     events, before = _kernel_log(run)
@@ -224,7 +229,7 @@ def read_machine(root: Path = Path("/"), run: Run = run, data: str = "/data", re
         cpu_family=int(cpu["cpu family"] or 0),
         logical_cpus=int(cpu["count"]),
         sockets=int(cpu["sockets"]),
-        numa=_numa(sys / "devices/system/node"),
+        numa=_numa(sys / "devices/system/node", _sockets(cpuinfo)),
         memory=_kib(_text(root / "proc/meminfo"), "MemTotal"),
         devices=read_devices(sys),
         driver=nvidia.parse_version(_text(root / "proc/driver/nvidia/version")),
@@ -294,13 +299,24 @@ def _kib(text: str, name: str) -> int:
     return int(match[1]) << 10 if match else 0
 
 
-def _numa(directory: Path) -> tuple[NumaNode, ...]:
+def _sockets(cpuinfo: str) -> dict[int, int]:
+    """Tell the socket of each logical CPU."""
+    found = re.findall(r"^processor\s*: *(\d+)$(?:\n.+)*?\nphysical id\s*: *(\d+)$", cpuinfo, re.MULTILINE)
+    return {int(cpu): int(socket) for cpu, socket in found}
+
+
+def _numa(directory: Path, sockets: dict[int, int]) -> tuple[NumaNode, ...]:
     nodes = []
     for place in directory.glob("node[0-9]*"):
-        distances = tuple(int(word) for word in _text(place / "distance").split())
+        cpus = _text(place / "cpulist")
+        first = re.match(r"\d+", cpus)
         nodes.append(
             NumaNode(
-                int(place.name[4:]), _text(place / "cpulist"), _kib(_text(place / "meminfo"), "MemTotal"), distances
+                int(place.name[4:]),
+                cpus,
+                _kib(_text(place / "meminfo"), "MemTotal"),
+                tuple(int(word) for word in _text(place / "distance").split()),
+                sockets.get(int(first[0])) if first else None,
             )
         )
     return tuple(sorted(nodes, key=lambda node: node.number))
