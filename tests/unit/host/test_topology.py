@@ -84,9 +84,7 @@ def spread(host: Machine, nodes: int) -> Machine:
     count = nodes * host.sockets
     numa = tuple(NumaNode(number, str(number), 1 << 30, (), number // nodes) for number in range(count))
     share = len(host.gpus) // count
-    moved = {
-        gpu.address: dataclasses.replace(gpu, numa_node=number // share) for number, gpu in enumerate(host.gpus)
-    }
+    moved = {gpu.address: dataclasses.replace(gpu, numa_node=number // share) for number, gpu in enumerate(host.gpus)}
     return dataclasses.replace(host, numa=numa, devices=host.devices | moved)
 
 
