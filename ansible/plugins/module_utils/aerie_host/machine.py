@@ -29,6 +29,14 @@ REMOTE = ("nfs", "nfs4", "cifs", "smb3", "ceph", "lustre", "beegfs", "glusterfs"
 _CAP_SYS_RESOURCE = 1 << 24
 _MOUNT_FIELDS = 6  # before the hyphen, at least
 _TURIN_FAMILY = 26  # AMD's family 1Ah: Zen 5
+# By the role that holds them back: packages whose upgrade pulls a running host apart.
+HELD_BY = {
+    "nvidia_container_toolkit": re.compile(r"(lib)?nvidia-container-?"),
+    "nvidia_driver": re.compile(
+        r"linux-(image|headers|modules|generic|lowlatency|virtual|nvidia|cloud|kbuild|hwe)|cuda-drivers|libcuda|libnv|.*nvidia"
+    ),
+    "docker": re.compile(r"(docker\.io|docker-cli|docker-ce|docker-ce-cli|containerd|containerd\.io|runc)$"),
+}
 
 # Runs a program, and returns its exit code, or one of these, and what it printed on both outputs.
 Run = Callable[[Sequence[str]], tuple[int, str]]
@@ -132,6 +140,7 @@ class Machine:
     time: float = 0.0  # seconds since the epoch
     time_synchronized: bool | None = None
     storage: Storage | None = None
+    held: dict[str, bool] | None = None  # of the installed packages of HELD_BY; None without dpkg
     docker: Docker = field(default_factory=Docker)
     toolkit: Toolkit = field(default_factory=Toolkit)
 
@@ -252,6 +261,7 @@ def read_machine(root: Path = Path("/"), run: Run = run, data: str = "/data", re
             run(["timedatectl", "show", "-p", "NTPSynchronized", "--value"])[1].strip()
         ),
         storage=_storage(root, data, read_seconds) if data else None,
+        held=_held(_text(root / "var/lib/dpkg/status")),
         docker=_docker(run),
         toolkit=_toolkit(root, run),
     )
@@ -424,6 +434,22 @@ def _mount(mountinfo: str, path: str) -> tuple[str, str, str]:
         if (path + "/").startswith(place.rstrip("/") + "/") and len(place) >= len(best[0]):
             best = (place, rest.split()[0], fields[2])
     return best
+
+
+def _held(status: str) -> dict[str, bool] | None:
+    """Read dpkg's own record: which packages are there, and whether they are held back from upgrades."""
+    found = {}
+    for paragraph in status.split("\n\n"):
+        name = re.search(r"^Package: (\S+)$", paragraph, re.MULTILINE)
+        state = re.search(r"^Status: (\S+) \S+ installed$", paragraph, re.MULTILINE)
+        if name and state and held_by(name[1]):
+            found[name[1]] = state[1] == "hold"
+    return found if status else None
+
+
+def held_by(package: str) -> str:
+    """Name the role that holds a package back, empty where none does."""
+    return next((role for role, names in HELD_BY.items() if names.match(package)), "")
 
 
 def _docker(run: Run) -> Docker:
