@@ -41,6 +41,10 @@ problem:
   description: What was found instead of one usable boot loader, and what to do.
   returned: always
   type: str
+passed:
+  description: All arguments that it will pass to any kernel of this system.
+  returned: always
+  type: list
 lacking:
   description: By title, the menu entries that lack some of them, and which.
   returned: always
@@ -74,13 +78,15 @@ def main() -> None:
         entries = boot.read_entries(root, loader)
     except boot.LoaderError as error:
         problem = str(error)
+    passed = list(dict.fromkeys(word for entry in entries for word in entry.arguments))
     module.exit_json(
         changed=False,
         loader=loader,
         problem=problem,
+        passed=passed,
         lacking=boot.lacking(entries, wanted),
         not_running=[word for word in wanted if word not in running],
-        conflicts=boot.conflicts([*running, *(word for entry in entries for word in entry.arguments)], wanted),
+        conflicts=boot.conflicts([*running, *passed], wanted),
     )
 
 

@@ -12,16 +12,18 @@ from types import FrameType
 from typing import NoReturn
 
 from aerie.fabric.all_reduce import Reduction, State, all_reduce
+from aerie.fabric.numa import node_of
 from aerie.fabric.pairs import try_pairs
-from aerie.fabric.report import Gpu, Report, Verdict, lines_of
+from aerie.fabric.report import P2P_LEVEL, WITHIN_NODES, Gpu, Report, Verdict, lines_of
 from aerie.gate.words import clock
 from aerie.supervisor import gpus
 
 _TERMINATED = 128 + signal.SIGTERM
-_CODES = {Verdict.WORKS: 0, Verdict.DEAD: 1, Verdict.FAILED: 1, Verdict.UNPROVEN: 3}
+_CODES = {Verdict.WORKS: 0, Verdict.LIMITED: 1, Verdict.DEAD: 1, Verdict.FAILED: 1, Verdict.UNPROVEN: 3}
 _GIB = 2**30
 _IDLE = 2 * _GIB  # bytes in use of a GPU that nobody uses: the driver's own, and a monitor's context
 _DISABLE = "NCCL_P2P_DISABLE"
+_WITHIN_NODES = ("LOC", "NVL", "PIX", "PXB", WITHIN_NODES)
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,7 @@ class UsageError(Exception):
 
 
 def fabric(options: Options) -> int:
-    """Prove, print the report, and return 0 where peer traffic works, 1 where not, 3 where nothing was tried.
+    """Prove, print the report, and return 0 where peer traffic works, 1 where not (everywhere), 3 where none was tried.
 
     Raises UsageError before anything.
     """
@@ -86,15 +88,19 @@ def _terminated(_number: int, _frame: FrameType | None) -> NoReturn:
 
 def _prove_gpus(options: Options, report: Report, say: Callable[[str], None]) -> None:
     devices, addresses = gpus.devices(), gpus.pci_addresses()
-    report.gpus = [Gpu(device.name, address) for device, address in zip(devices, addresses, strict=True)]
+    report.gpus = [
+        Gpu(device.name, address, node_of(address)) for device, address in zip(devices, addresses, strict=True)
+    ]
     count = len(report.gpus)
     if why := _obstacle(count):
         report.untried = why
         return
     environment = _environment()
-    report.environment = {name: value for name, value in sorted(environment.items()) if name.startswith("NCCL_")}
     say(f"{count} x {report.gpus[0].name}: {count * (count - 1)} pairs")
-    report.tried = try_pairs(count, environment, options.deadline, say)
+    report.tried = try_pairs(count, [gpu.node for gpu in report.gpus], environment, options.deadline, say)
+    if report.is_limited and environment.get(P2P_LEVEL) not in _WITHIN_NODES:
+        environment[P2P_LEVEL] = WITHIN_NODES
+    report.environment = {name: value for name, value in sorted(environment.items()) if name.startswith("NCCL_")}
     if report.survivors:  # whatever touches these GPUs now would hang as well
         report.peer = Reduction("nccl", count, State.FAILED, "not tried: a process before it cannot be ended")
         return

@@ -76,7 +76,7 @@ def look(root: Path = Path("/")) -> Numa:
         allowed=numbers_of(status.get("Mems_allowed_list", "")),
         has_nice=bool(int(status.get("CapBnd", "0"), 16) >> _SYS_NICE & 1),
         numactl=shutil.which("numactl"),
-        gpu_nodes=[_node_of(root, address) for address in gpus.pci_addresses()],
+        gpu_nodes=[node_of(address, root) for address in gpus.pci_addresses()],
     )
     try:
         _get_mode()
@@ -130,7 +130,7 @@ def _status(root: Path) -> dict[str, str]:
     return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
 
 
-def _node_of(root: Path, address: str) -> int:
+def node_of(address: str, root: Path = Path("/")) -> int:
     """Return the node of a PCI address, as NVML writes it (its domain has eight digits)."""
     domain, _, rest = address.lower().partition(":")
     try:

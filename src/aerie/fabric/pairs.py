@@ -10,7 +10,7 @@ from aerie.fabric.sizes import LOADING, LOADING_SECONDS
 from aerie.supervisor.tree import Survivor
 
 ENOUGH = 3
-"""Pairs that end their child; after so many the rest stays untried, since each costs a deadline and a new child."""
+"""Pairs of one kind that end their child; after so many the rest stays untried: each costs a deadline and a child."""
 _PROGRAM = module("aerie.fabric.copies")
 
 Numbers = tuple[int, int]
@@ -61,16 +61,47 @@ def in_rounds(count: int) -> list[Numbers]:
     return [(gpu, (gpu + distance) % count) for distance in range(1, count) for gpu in range(count)]
 
 
+def is_between(pair: Numbers, nodes: Sequence[int]) -> bool:
+    """Return whether the two GPUs are on different NUMA nodes, of which the firmware tells both."""
+    source, destination = (nodes[gpu] if gpu < len(nodes) else -1 for gpu in pair)
+    return source >= 0 and destination >= 0 and source != destination
+
+
 def try_pairs(
     count: int,
+    nodes: Sequence[int],
     environment: Mapping[str, str],
     deadline: float,
     say: Callable[[str], None],
     program: Sequence[str] = _PROGRAM,
 ) -> Tried:
-    """Try all pairs of so many GPUs; what moves nothing for `deadline` seconds is killed. OSError if none can start."""
-    tried, left, ended = Tried(), in_rounds(count), 0
-    while left and ended < ENOUGH and not tried.survivors:
+    """Try all pairs of so many GPUs; what moves nothing for `deadline` seconds is killed. OSError if none can start.
+
+    Those of one node come first, and stay untried for no pair between nodes (`nodes`: each GPU's).
+    """
+    tried = Tried()
+    order = in_rounds(count)
+    for left in ([pair for pair in order if is_between(pair, nodes) == between] for between in (False, True)):
+        why = _try(left, tried, environment, deadline, say, program)
+        tried.pairs += [Pair(*numbers, State.UNTRIED, why) for numbers in left if why]
+    return tried
+
+
+def _try(
+    left: list[Numbers],
+    tried: Tried,
+    environment: Mapping[str, str],
+    deadline: float,
+    say: Callable[[str], None],
+    program: Sequence[str],
+) -> str:
+    """Try these pairs, and take out of `left` what was tried; return why the others were not, empty where all were."""
+    if any(pair.state is State.UNTRIED for pair in tried.pairs):
+        return tried.pairs[-1].detail
+    ended = 0
+    while left:
+        if ended == ENOUGH or tried.survivors:
+            return "others had failed"
         command = [*program, json.dumps(left)]
         with started([Program("the copying process", command, environment)]) as children:
             watch = _Watch(children, deadline, say)
@@ -78,17 +109,15 @@ def try_pairs(
         tried.pairs += watch.pairs
         tried.no_kernel = tried.no_kernel or watch.no_kernel
         tried.survivors += children.survivors
-        left = left[len(watch.pairs) :]
+        del left[: len(watch.pairs)]
         if why is None:
             break
         if watch.under_way is None:  # it never came to a pair, and would not the next time
-            tried.pairs += [Pair(*numbers, State.UNTRIED, why[1]) for numbers in left]
-            return tried
+            return why[1]
         ended += 1
         tried.pairs.append(Pair(*watch.under_way, *why))
-        left = left[1:]
-    tried.pairs += [Pair(*numbers, State.UNTRIED, "others had failed") for numbers in left]
-    return tried
+        del left[0]
+    return ""
 
 
 class _Watch:

@@ -21,12 +21,17 @@ _CELLS = {
     pairs.State.UNTRIED: "?",
 }
 _TOLD = 8  # pairs told one by one
+P2P_LEVEL = "NCCL_P2P_LEVEL"
+WITHIN_NODES = "PHB"
+"""Of NCCL's levels the last that stays within a NUMA node (NCCL user guide, NCCL_P2P_LEVEL)."""
 
 
 class Verdict(StrEnum):
     """In one word."""
 
     WORKS = "works"
+    LIMITED = "limited"
+    """Peer traffic arrives within NUMA nodes and not between them, and NCCL keeps off what is dead."""
     DEAD = "dead"
     """Peer traffic does not arrive, and what goes through the host's memory does."""
     FAILED = "failed"
@@ -42,6 +47,8 @@ class Gpu:
     name: str
     address: str
     """On the PCI bus."""
+    node: int = -1
+    """Its NUMA node; -1 where the firmware does not say."""
 
 
 @dataclass
@@ -66,6 +73,15 @@ class Report:
         return [pair for pair in self.tried.pairs if pair.state in _DEAD] if self.tried else []
 
     @property
+    def is_limited(self) -> bool:
+        """Whether all pairs of one NUMA node work, of which there are some, and some between nodes do not."""
+        states = {True: set[pairs.State](), False: set[pairs.State]()}
+        nodes = [gpu.node for gpu in self.gpus]
+        for pair in self.tried.pairs if self.tried else ():
+            states[pairs.is_between(pair.numbers, nodes)].add(pair.state)
+        return states[False] == {pairs.State.WORKS} and bool(states[True] - {pairs.State.WORKS})
+
+    @property
     def verdict(self) -> Verdict:
         """What it all comes to."""
         return self._judged[0]
@@ -77,8 +93,8 @@ class Report:
 
     @property
     def peer_to_peer(self) -> str:
-        """Whether peer traffic between GPUs works, is dead, or is unproven: what an engine is to be told."""
-        if self.backend != "nccl" or self.verdict not in {Verdict.WORKS, Verdict.DEAD}:
+        """Whether peer traffic between GPUs works, is limited, dead or unproven: what an engine is to be told."""
+        if self.backend != "nccl" or self.verdict not in {Verdict.WORKS, Verdict.LIMITED, Verdict.DEAD}:
             return Verdict.UNPROVEN.value
         return self.verdict.value
 
@@ -122,6 +138,11 @@ class Report:
             return Verdict.FAILED, f"none of {counted} could be tried: {untried[0].detail}"
         else:
             told = f"bytes arrive between all {counted}, but NCCL's all-reduce does not work: {peer.detail}"
+        if self.is_limited and peer.works:
+            return Verdict.LIMITED, (
+                f"peer traffic works within each NUMA node and not between them: {told}; NCCL reduces over all GPUs "
+                f"with {P2P_LEVEL}={self.environment.get(P2P_LEVEL, WITHIN_NODES)}, which keeps off it there"
+            )
         if self.fallback is None and peer.works:
             return Verdict.DEAD, f"peer traffic is dead: {told}"
         if self.fallback is None or not self.fallback.works:
@@ -146,7 +167,8 @@ class Report:
             "why": self.why,
             "backend": self.backend,
             "gpus": [
-                {"number": number, "name": gpu.name, "address": gpu.address} for number, gpu in enumerate(self.gpus)
+                {"number": number, "name": gpu.name, "address": gpu.address, "node": gpu.node}
+                for number, gpu in enumerate(self.gpus)
             ],
             "pairs": [
                 {
@@ -180,10 +202,13 @@ def lines_of(report: Report) -> Iterator[str]:
         yield from _reduction_lines(report)
     for each in report.survivors:
         yield f"SIGKILL does not end {each}: a driver holds it; restart the host before anything else uses these GPUs"
-    words = {Verdict.FAILED: "FAILED", Verdict.DEAD: "DEAD"}
+    words = {Verdict.FAILED: "FAILED", Verdict.DEAD: "DEAD", Verdict.LIMITED: "LIMITED"}
     yield f"{words.get(report.verdict, report.verdict.value)}: {report.why}"
     if report.price:
         yield f"  without peer traffic: {price_in_words(report.price)}"
+    if report.peer_to_peer == Verdict.LIMITED:
+        yield "  Mend the path (ACS and IOMMU first: role pcie_fabric), or serve without it, by this in engine.env:"
+        yield f"  {P2P_LEVEL}={WITHIN_NODES}."
     if report.peer_to_peer == Verdict.DEAD:
         yield "  Mend the path (ACS and IOMMU first: role pcie_fabric), or serve without it, by both of them:"
         yield "  NCCL_P2P_DISABLE=1 in engine.env, and disable-custom-all-reduce: true in the engine's configuration."

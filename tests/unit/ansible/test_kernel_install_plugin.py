@@ -23,13 +23,16 @@ linux      /token/6.1.0-40-amd64/linux
 """
 
 
-def plugin(arguments: list[str]) -> str:
+def plugin(arguments: list[str], site: tuple[str, ...] = ()) -> str:
     """Render the template as the role does."""
     environment = jinja2.Environment(undefined=jinja2.StrictUndefined, keep_trailing_newline=True)  # noqa: S701  # a script
     environment.filters["comment"] = lambda text: f"# {text}"
     known = yaml.safe_load((ROLE / "vars/main.yml").read_text())["__pcie_fabric_known_arguments"]
     return environment.from_string((ROLE / "templates/kernel-install.j2").read_text()).render(
-        ansible_managed="Ansible managed", __pcie_fabric_arguments=arguments, __pcie_fabric_known_arguments=known
+        ansible_managed="Ansible managed",
+        __pcie_fabric_arguments=arguments,
+        __pcie_fabric_known_arguments=known,
+        __pcie_fabric_site_arguments=site,
     )
 
 
@@ -41,14 +44,18 @@ def entry(tmp_path: Path) -> Path:
     return place
 
 
-def add(entry: Path, arguments: list[str]) -> str:
+def add(entry: Path, arguments: list[str], site: tuple[str, ...] = ()) -> str:
     """Run the plugin as kernel-install does after it has written the entry, and return what it makes of it."""
     boot = entry.parents[2]
     program = boot.parent / "plugin"
-    program.write_text(plugin(arguments))
+    program.write_text(plugin(arguments, site))
     subprocess.run(
         ["sh", str(program), "add", VERSION, str(boot / "token" / VERSION), "/boot/vmlinuz"],
-        env={"PATH": "/usr/bin:/bin", "KERNEL_INSTALL_BOOT_ROOT": str(boot)},
+        env={
+            "PATH": "/usr/bin:/bin",
+            "KERNEL_INSTALL_BOOT_ROOT": str(boot),
+            "KERNEL_INSTALL_CONF_ROOT": str(boot.parent),  # has no file cmdline, but where a test writes one
+        },
         check=True,
     )
     return entry.read_text()
@@ -82,6 +89,19 @@ def test_what_was_copied_from_the_running_kernel_does_not_stay(entry: Path) -> N
     after = add(entry, OURS)
     assert after.count("iommu=pt") == 1
     assert add(entry, []) == ENTRY.replace("quiet", "quiet console=ttyS0")
+
+
+def test_what_a_file_of_the_site_says_stays(entry: Path) -> None:
+    (entry.parents[3] / "cmdline").write_text("root=/dev/vda2 ro quiet amd_iommu=off iommu=pt")
+    written = ENTRY.replace("quiet", "quiet amd_iommu=off iommu=pt")
+    entry.write_text(written)
+    assert add(entry, OURS).startswith(written)
+    assert add(entry, []) == written
+
+
+def test_what_the_site_had_before_the_role_stays_where_the_running_kernels_arguments_are_copied(entry: Path) -> None:
+    entry.write_text(ENTRY.replace("quiet", f"quiet {' '.join(OURS)}"))
+    assert add(entry, [], ("iommu=pt",)) == ENTRY.replace("quiet", "quiet iommu=pt")
 
 
 def test_an_entry_that_is_tried_a_few_times_counts_and_another_kernels_does_not(entry: Path) -> None:

@@ -192,7 +192,7 @@ def test_undo_wants_a_word_and_goes_backwards(plays: Plays) -> None:
     code, output = plays.play("undo", hosts, "-e", "aerie_undo=true")
     assert code == 0, output
     assert plays.ran("a") == [f"{role}/undo" for role in reversed(ROLES)]
-    assert plays.ran("laptop") == ["vllm/undo", "docker/undo"]
+    assert plays.ran("laptop") == ["vllm/undo", "docker/undo", "host_check/undo"]
     assert (
         "reboot needed: a still runs with what was taken back, until it is rebooted: module nvidia is loaded." in output
     )

@@ -30,6 +30,7 @@ def machine(monkeypatch):
         dead = ()
         hangs = False
         survivors = ()
+        nodes = (-1, -1, -1, -1)
         reduced: list[dict[str, str]] = []  # noqa: RUF012 - made anew for each test
 
         @property
@@ -51,7 +52,8 @@ def machine(monkeypatch):
 
     device = Device("RTX PRO 6000", (12, 0), 96 * GIB, 24064)
     monkeypatch.setattr(command.gpus, "devices", lambda: (device,) * len(machine.used))
-    monkeypatch.setattr(command.gpus, "pci_addresses", lambda: ("00000000:01:00.0",) * len(machine.used))
+    monkeypatch.setattr(command.gpus, "pci_addresses", lambda: tuple(map(str, range(len(machine.used)))))
+    monkeypatch.setattr(command, "node_of", lambda address: machine.nodes[int(address)])
     monkeypatch.setattr(command.gpus, "used_bytes", lambda: machine.used)
     monkeypatch.setattr(command, "try_pairs", lambda *_: machine.tried)
     monkeypatch.setattr(command, "all_reduce", all_reduce)
@@ -77,6 +79,24 @@ def test_what_is_dead_is_tried_without_peer_traffic(machine, capsys, dead, hangs
     assert run() == 1
     assert [environment.get("NCCL_P2P_DISABLE") for environment in machine.reduced] == [None, "1"]
     assert "DEAD: peer traffic is dead" in capsys.readouterr().out
+
+
+def test_where_pairs_between_nodes_are_dead_peer_traffic_within_them_is_proven(machine, monkeypatch, capsys):
+    monkeypatch.setenv("NCCL_P2P_LEVEL", "SYS")
+    machine.dead, machine.nodes = [(0, 2)], (0, 0, 1, 1)
+    assert run("--compare") == 1
+    assert [(env["NCCL_P2P_LEVEL"], env.get("NCCL_P2P_DISABLE")) for env in machine.reduced] == [
+        ("PHB", None),
+        ("PHB", "1"),
+    ]
+    assert "LIMITED: peer traffic works within each NUMA node and not between them: 1 of 12" in capsys.readouterr().out
+
+
+def test_a_level_that_is_lower_stays(machine, monkeypatch):
+    monkeypatch.setenv("NCCL_P2P_LEVEL", "PXB")
+    machine.dead, machine.nodes = [(0, 2)], (0, 0, 1, 1)
+    run()
+    assert machine.reduced[0]["NCCL_P2P_LEVEL"] == "PXB"
 
 
 def test_an_engine_s_fallback_is_no_part_of_the_proof(machine, monkeypatch, capsys):

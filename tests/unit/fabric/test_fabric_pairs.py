@@ -22,8 +22,10 @@ for source, destination in json.loads(arguments[0]):
 
 @pytest.fixture
 def attempt(stand_in, environment, said):
-    def attempt(fault="pass", count=3, deadline=1.0, program=None):
-        return try_pairs(count, environment, deadline, said.append, stand_in(program or COPIES.format(fault=fault)))
+    def attempt(fault="pass", count=3, deadline=1.0, program=None, nodes=()):
+        return try_pairs(
+            count, nodes, environment, deadline, said.append, stand_in(program or COPIES.format(fault=fault))
+        )
 
     return attempt
 
@@ -85,6 +87,19 @@ def test_after_three_hangs_the_rest_stays_untried(attempt):
     tried = attempt("time.sleep(60)", count=8, deadline=0.3)
     assert time.monotonic() - began < 20
     assert [pair.state for pair in tried.pairs] == [State.HUNG] * 3 + [State.UNTRIED] * 53
+
+
+def test_a_dead_link_between_nodes_leaves_no_pair_of_one_node_untried(attempt):
+    """After three hangs between the sockets the copying stopped, before most pairs of one socket."""
+    nodes = [0, 0, 1, 1]
+    tried = attempt("if source // 2 != destination // 2: time.sleep(60)", count=4, deadline=0.3, nodes=nodes)
+    assert [pair.numbers for pair in tried.pairs if pair.state is State.WORKS] == [(0, 1), (2, 3), (1, 0), (3, 2)]
+    assert [pair.state for pair in tried.pairs[4:]] == [State.HUNG] * 3 + [State.UNTRIED] * 5
+
+
+def test_after_three_hangs_of_one_node_nothing_between_nodes_is_tried(attempt):
+    tried = attempt("time.sleep(60)", count=4, deadline=0.3, nodes=[0, 0, 1, 1])
+    assert [pair.state for pair in tried.pairs] == [State.HUNG] * 3 + [State.UNTRIED] * 9
 
 
 def test_one_that_never_comes_to_a_pair_is_not_started_again(attempt, tmp_path):

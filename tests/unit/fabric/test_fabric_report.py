@@ -17,13 +17,13 @@ def reduction(state=Reduced.WORKS, detail="", slower=1.0, ranks=4):
     return Reduction("nccl", ranks, state, detail, seconds)
 
 
-def report(peer=None, fallback=None, count=4, **states):
+def report(peer=None, fallback=None, count=4, nodes=(-1,) * 8, **states):
     """`states` are pairs, as p01=State.HUNG."""
     tried = []
     for source, destination in in_rounds(count):
         state = states.get(f"p{source}{destination}", State.WORKS)
         tried.append(Pair(source, destination, state, "" if state is State.WORKS else "copy 4 KiB: it says why", 50.0))
-    gpus = [Gpu("RTX PRO 6000", f"0000:0{number}:00.0") for number in range(count)]
+    gpus = [Gpu("RTX PRO 6000", f"0000:0{number}:00.0", nodes[number]) for number in range(count)]
     return Report("nccl", gpus, {}, Tried(tried), peer or reduction(), fallback)
 
 
@@ -32,6 +32,7 @@ SLOW = reduction(slower=4.0)
 LOST = reduction(Reduced.FAILED, "rank 0: it ended with 1")
 UNTRIED = {f"p{a}{b}": State.UNTRIED for a, b in in_rounds(4)}
 ALL = "12 pairs of 4 GPUs"
+TWO = (0, 0, 1, 1)
 
 
 @pytest.mark.parametrize(
@@ -44,6 +45,21 @@ ALL = "12 pairs of 4 GPUs"
         (report(WORKS, SLOW, p01=State.HUNG, p10=State.HUNG), "dead", "dead", f"2 of {ALL} are dead, the first 0 to 1"),
         (report(HANGS, SLOW, p23=State.WRONG), "dead", "dead", f"1 of {ALL} are dead, the first 2 to 3 (copy 4 KiB"),
         (report(WORKS, SLOW, p12=State.NOT_OFFERED), "dead", "dead", f"offers no peer access between 1 of {ALL}"),
+        (
+            report(WORKS, nodes=TWO, p02=State.HUNG, p20=State.UNTRIED),
+            "limited",
+            "limited",
+            f"1 of {ALL} are dead, the first 0 to 2",
+        ),
+        (
+            report(WORKS, nodes=TWO, p13=State.NOT_OFFERED),
+            "limited",
+            "limited",
+            "over all GPUs with NCCL_P2P_LEVEL=PHB",
+        ),
+        (report(HANGS, SLOW, nodes=TWO, p02=State.HUNG), "dead", "dead", "the fallback works"),
+        (report(WORKS, SLOW, nodes=TWO, p02=State.HUNG, p01=State.HUNG), "dead", "dead", f"2 of {ALL} are dead"),
+        (report(WORKS, SLOW, nodes=(0, 1, 2, 3), p02=State.HUNG), "dead", "dead", f"1 of {ALL} are dead"),
         (report(WORKS, SLOW, **UNTRIED), "failed", "unproven", f"none of {ALL} could be tried"),
         (Report("nccl", untried="no GPU is to be seen here"), "unproven", "unproven", "no GPU is to be seen here"),
         (Report("gloo", peer=WORKS), "works", "unproven", "proves nothing about GPUs"),

@@ -185,7 +185,17 @@ def test_somebody_who_may_read_the_header_alone_is_sent_to_root(
     assert "only root can read the capabilities of 0000:00:01.1" in capsys.readouterr().err
 
 
-def test_a_broken_record_is_named(one_switch: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (one_switch.parent / "acs.json").write_text("{")
-    assert run(one_switch, "apply") == 2
-    assert "acs.json is not JSON" in capsys.readouterr().err
+@pytest.mark.parametrize("text", ["", "{", "[1]", '{"0000:00:01.1": 29}', '{"0000:00:01.1": {"vendor": 1}}'])
+def test_a_broken_record_is_named_and_keeps_no_port_redirecting(
+    one_switch: Path, capsys: pytest.CaptureFixture[str], text: str
+) -> None:
+    before = spaces(one_switch)
+    state = one_switch.parent / "acs.json"
+    state.write_text(text)
+    assert run(one_switch, "undo") == 2
+    assert "acs.json is no record of ports" in capsys.readouterr().err
+    assert run(one_switch, "apply") == 0
+    assert "acs.json is no record of ports" in capsys.readouterr().err
+    assert acs.redirecting(read_devices(one_switch)) == []
+    assert run(one_switch, "undo") == 0
+    assert spaces(one_switch) == before

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from aerie_host import boot
+from aerie_host.boot_loader import LOADER_VARIABLE
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -128,6 +129,18 @@ def test_two_loaders_are_refused_until_one_is_named(tmp_path: Path) -> None:
     assert boot.choose(found, "grub").name == "grub"
 
 
+@pytest.mark.parametrize(("told", "name"), [("systemd-boot 257.7", "systemd-boot"), ("GRUB 2.12-9", "grub")])
+def test_of_two_loaders_the_one_counts_that_started_this_system(tmp_path: Path, told: str, name: str) -> None:
+    with_grub(tmp_path)
+    with_systemd_boot(tmp_path)
+    info = tmp_path / "sys/firmware/efi/efivars" / LOADER_VARIABLE.format(name="Info")
+    info.parent.mkdir(parents=True)
+    info.write_bytes(b"\6\0\0\0" + f"{told}\0".encode("utf-16-le"))
+    found = boot.find_loaders(tmp_path)
+    assert boot.choose(found, "auto").name == name
+    assert boot.choose(found, "grub").name == "grub"
+
+
 def test_a_menu_without_its_program_is_refused(tmp_path: Path) -> None:
     place(tmp_path, "boot/grub/grub.cfg", GRUB)
     with pytest.raises(boot.LoaderError, match="update-grub is missing"):
@@ -176,7 +189,3 @@ def test_what_agrees_is_not(site: str) -> None:
 
 def test_off_stands_against_what_asks_for_an_iommu() -> None:
     assert len(boot.conflicts(["iommu=pt", "intel_iommu=on", "amd_iommu=off"], ["iommu=off", "amd_iommu=off"])) == 2
-
-
-def test_a_quote_that_is_not_closed_is_no_crash() -> None:
-    assert boot.parse_grub("menuentry 'x' {\n linux /vmlinuz ro dyndbg=\"file a\n}")[0].arguments[0] == "ro"

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from aerie_host import fabric
+from aerie_host import fabric, reading
 from aerie_host.topology import Topology
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "ansible/molecule/stub_gpu_host"))
@@ -40,6 +40,13 @@ def test_two_sockets_with_acs_off(tmp_path: Path) -> None:
     found = fabric.read_fabric(tmp_path)
     assert (found["topology"], found["environment"], found["numa_nodes"]) == ("two-sockets", "two-sockets", [0, 1])
     assert found["redirecting"] == []
+
+
+def test_the_models_are_none_of_its_business(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    build("eight-one-switch", tmp_path)
+    # A disk or a server that is gone would keep each look waiting.
+    monkeypatch.setattr(reading, "within", lambda *_: pytest.fail("it looked at /data"))
+    assert len(fabric.read_fabric(tmp_path)["gpus"]) == 8
 
 
 @pytest.mark.parametrize(

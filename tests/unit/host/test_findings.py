@@ -41,6 +41,7 @@ def mended(machine: Machine, **changes: Any) -> Machine:
         "docker": Docker("28.3.2", "2.38.2", "/var/lib/docker", ("nvidia.com/gpu=all",)),
         "toolkit": Toolkit("1.18.1", tuple(f"nvidia.com/gpu={name}" for name in GPUS), "/var/run/cdi/nvidia.yaml"),
         "limits": Limits("dockerd", 1048576, None, can_raise=True),
+        "held": {"linux-image-amd64": True, "nvidia-open": True, "docker.io": True},
     }
     return dataclasses.replace(machine, **{**around, **changes})
 
@@ -112,7 +113,7 @@ def test_four_gpus_are_right_where_four_are_wanted(machine: Callable[..., Machin
 def test_a_host_without_gpus_that_wants_none_has_nothing_to_mend(machine: Callable[..., Machine]) -> None:
     none = mended(machine("no-gpu", driver=False), storage=None, toolkit=Toolkit())
     assert wrong(none, gpus=0, memory_gib=8) == {}
-    assert not {"driver", "toolkit", "acs", "iommu", "vram", "topology", "shm"} & set(judged(none, gpus=0))
+    assert not {"held", "driver", "toolkit", "acs", "iommu", "vram", "topology", "shm"} & set(judged(none, gpus=0))
 
 
 def test_the_one_that_fell_off_is_named_with_slot_address_and_xid(machine: Callable[..., Machine]) -> None:
@@ -211,7 +212,27 @@ def test_without_root_nothing_is_claimed(machine: Callable[..., Machine]) -> Non
         ({"iommu_present": False, "devices": None, "logical_cpus": 256}, "iommu", "warn", "off"),
         ({"numa_balancing": True}, "numa_balancing", "role", "on"),
         ({"governors": ("performance", "schedutil")}, "cpu_governor", "role", "performance, schedutil"),
-        ({"aspm": "default", "command_line": "ro pcie_aspm=off"}, "aspm", "ok", "off"),
+        # Role pcie_fabric's verify.yml refuses it, too: the policy then has no effect.
+        (
+            {"aspm": "performance", "command_line": "ro pcie_aspm=off"},
+            "aspm",
+            "warn",
+            "left to the firmware (pcie_aspm=off)",
+        ),
+        (
+            {"smi": None, "served": ()},
+            "vram",
+            "unknown",
+            "nvidia-smi, which tells it, is not installed",
+        ),
+        ({"held": None}, "held", "unknown", "not known: no dpkg"),
+        ({"held": {}}, "held", "ok", "none is installed"),
+        (
+            {"held": {"linux-image-amd64": False, "nvidia-open": True, "runc": False}},
+            "held",
+            "role",
+            "1 of 3 packages; not linux-image-amd64, runc",
+        ),
         ({"docker": Docker(problem="not installed")}, "docker", "role", "not installed"),
         (
             {"docker": Docker("20.10.24", "", "/var/lib/docker")},
@@ -251,6 +272,12 @@ def test_without_root_nothing_is_claimed(machine: Callable[..., Machine]) -> Non
             "A B, firmware 1.0 of 01/02/2026, UEFI",
         ),
         ({"sockets": 1}, "numa", "warn", "2 nodes, 1 socket, GPUs 4 + 4"),
+        (  # the third one is a memory expander
+            {"numa": (*(NumaNode(n, str(n), 1 << 38) for n in range(2)), NumaNode(2, "", 1 << 38))},
+            "numa",
+            "ok",
+            "3 nodes, 2 sockets, GPUs 4 + 4 + 0",
+        ),
         (
             {"numa": (NumaNode(0, "0-31", 0), NumaNode(1, "32-63", 1 << 38))},
             "numa",
@@ -382,7 +409,7 @@ def test_the_table(machine: Callable[..., Machine]) -> None:
     assert lines[0].split() == ["VERDICT", "CHECK", "VALUE", "WANTED"]
     # Eight cards with the same fault share a line.
     assert sum(line.startswith("FAIL     bar1") for line in lines) == 1
-    assert lines[-1] == "9 fail, 1 role (pcie_fabric), 1 warn, 29 ok"
+    assert lines[-1] == "9 fail, 1 role (pcie_fabric), 1 warn, 30 ok"
     assert "0000:81:00.0  SYS  SYS  SYS  SYS  X    NODE NODE NODE  node 1" in text
 
 

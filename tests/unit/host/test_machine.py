@@ -78,6 +78,32 @@ def test_this_very_machine_can_be_read() -> None:
     assert found.storage is None
 
 
+def test_what_is_held_back_from_upgrades(tmp_path: Path) -> None:
+    def package(name: str, status: str) -> str:
+        return f"Package: {name}\nStatus: {status}\nPriority: optional\nDescription: a package\n with\n .\n words\n\n"
+
+    (tmp_path / "var/lib/dpkg").mkdir(parents=True)
+    (tmp_path / "var/lib/dpkg/status").write_text(
+        package("linux-image-amd64", "hold ok installed")
+        + package("linux-libc-dev", "install ok installed")
+        + package("nvidia-open", "install ok installed")
+        + package("nvidia-container-toolkit", "hold ok installed")
+        + package("libcuda1", "hold ok installed")
+        + package("containerd", "install ok config-files")
+        + package("docker.io", "install ok installed")
+        + package("docker.io-doc", "install ok installed")
+    )
+    assert read_machine(tmp_path, run=nobody).held == {
+        "linux-image-amd64": True,
+        "nvidia-open": False,
+        "nvidia-container-toolkit": True,
+        "libcuda1": True,
+        "docker.io": False,
+    }
+    roles = [host.held_by(name) for name in ("libnvidia-container1", "libnvidia-compute-595", "runc", "bash")]
+    assert roles == ["nvidia_container_toolkit", "nvidia_driver", "docker", ""]
+
+
 def test_the_cpu_flag_of_a_guest(tmp_path: Path) -> None:
     (tmp_path / "proc").mkdir()
     (tmp_path / "proc/cpuinfo").write_text(

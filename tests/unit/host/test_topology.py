@@ -79,6 +79,22 @@ def test_where_the_firmware_names_no_node_one_node_is_no_riddle() -> None:
     assert (relation(a, b, one), relation(a, b, two)) == ("NODE", "SYS")
 
 
+def spread(host: Machine, nodes: int) -> Machine:
+    """The same machine with so many NUMA nodes a socket (NPS), its GPUs spread over them as its root ports are."""
+    count = nodes * host.sockets
+    numa = tuple(NumaNode(number, str(number), 1 << 30, (), number // nodes) for number in range(count))
+    share = len(host.gpus) // count
+    moved = {gpu.address: dataclasses.replace(gpu, numa_node=number // share) for number, gpu in enumerate(host.gpus)}
+    return dataclasses.replace(host, numa=numa, devices=host.devices | moved)
+
+
+def test_nodes_of_one_socket_are_no_two_sockets(machine: Callable[..., Machine]) -> None:
+    shape = classify(spread(machine("eight-turin"), 4))
+    assert (shape.name, sorted(shape.groups)) == ("root-ports", [0, 1, 2, 3])
+    assert shape.matrix()[0] == ["X", "NODE", *["SYS"] * 6]  # the driver's words, which are of nodes
+    assert classify(spread(machine("eight-two-sockets"), 2)).name == "two-sockets"
+
+
 def test_two_switches_on_one_socket() -> None:
     def below(root: str, bus: int) -> list[Device]:
         root_port, up = f"0000:{root}:01.1", f"0000:{bus:02x}:00.0"

@@ -59,7 +59,11 @@ def apply(sys_dir: Path, state: Path) -> list[Device]:
     """Clear redirection on every port above the GPUs and return those that had it. AcsError where one keeps it."""
     devices = _readable(sys_dir)
     ports = redirecting(devices)
-    known = _load(state)
+    try:
+        known = _load(state)
+    except AcsError as error:  # at a boot the ports are as the firmware set them, and have to be cleared all the same
+        print(f"acs: {error}. It is written anew", file=sys.stderr)
+        known = {}
     # Before anything is written, and only what is not known yet: a port that is found anew after a boot had the same.
     recorded = known | {
         port.address: {"vendor": port.vendor, "device": port.device, "control": port.acs.control}
@@ -145,17 +149,26 @@ def _why(error: OSError, place: Path, sys_dir: Path) -> str:
 def _load(state: Path) -> dict[str, dict[str, int]]:
     try:
         content: dict[str, Any] = json.loads(state.read_text())
+        return {
+            address: {name: int(before[name]) for name in ("vendor", "device", "control")}
+            for address, before in content.items()
+        }
     except FileNotFoundError:
         return {}
-    except ValueError as error:
-        raise AcsError(f"{state} is not JSON ({error}): remove it; a boot brings back the firmware's bits") from error
-    return content
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise AcsError(
+            f"{state} is no record of ports ({type(error).__name__}: {error}): remove it; a boot brings back the "
+            "firmware's bits"
+        ) from error
 
 
 def _save(state: Path, recorded: dict[str, dict[str, int]]) -> None:
     state.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
     new = state.with_suffix(".new")
-    new.write_text(json.dumps(recorded, indent=1, sort_keys=True) + "\n")
+    with new.open("w") as file:
+        file.write(json.dumps(recorded, indent=1, sort_keys=True) + "\n")
+        file.flush()
+        os.fsync(file.fileno())  # a power loss must not leave an empty one
     new.chmod(0o600)
     new.replace(state)
 

@@ -1,24 +1,16 @@
-"""Kernel arguments: which boot loader passes them, what it will pass at the next boot, and which fight each other.
-
-What decides is read where the loader itself reads it: `grub.cfg`, not /etc/default/grub; the entries on the boot
-partition, not /etc/kernel/cmdline.
-"""
+"""Kernel arguments: which boot loader passes them, what it will pass at the next boot, and which fight each other."""
 
 from __future__ import annotations
 
 import re
-import shlex
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from . import boot_loader
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from pathlib import Path
-
-# Where systemd-boot's partition is mounted, in the order in which kernel-install looks (kernel-install(8)).
-_PARTITIONS = ("efi", "boot", "boot/efi")
-# Of grub.cfg: what other systems are started with, and what a person wrote.
-_OTHERS = re.compile(r"/\d+_(os-prober|custom) ")
 
 
 @dataclass(frozen=True)
@@ -28,6 +20,7 @@ class Loader:
     name: str  # grub, systemd-boot
     evidence: str
     problem: str = ""
+    started: bool = False  # this system, as the firmware was told
 
 
 @dataclass(frozen=True)
@@ -49,41 +42,45 @@ class LoaderError(Exception):
 def find_loaders(root: Path) -> list[Loader]:
     """Look for GRUB and systemd-boot below `root`."""
     found = []
-    menu = root / "boot/grub/grub.cfg"
-    if menu.exists():
+    started = boot_loader.started_by(root)
+    if (root / boot_loader.MENU).exists():
         programs = [root / place / "update-grub" for place in ("usr/sbin", "sbin")]
-        problem = "" if any(map(_exists, programs)) else "update-grub is missing, which Debian's grub2-common brings"
-        found.append(Loader("grub", "/boot/grub/grub.cfg", problem))
-    for partition in _PARTITIONS:
+        there = any(program.exists() for program in programs)
+        problem = "" if there else "update-grub is missing, which Debian's grub2-common brings"
+        name = boot_loader.GRUB
+        found.append(Loader(name, f"/{boot_loader.MENU}", problem, started == name))
+    for partition in boot_loader.PARTITIONS:
         images = sorted((root / partition / "EFI/systemd").glob("systemd-boot*.efi"))
         if images:
-            found.append(Loader("systemd-boot", f"/{images[0].relative_to(root)}", _systemd_boot_problem(root)))
+            name = boot_loader.SYSTEMD_BOOT
+            evidence = f"/{images[0].relative_to(root)}"
+            found.append(Loader(name, evidence, _systemd_boot_problem(root), started == name))
             break
     return found
 
 
-def _exists(path: Path) -> bool:
-    return path.exists()
-
-
 def _systemd_boot_problem(root: Path) -> str:
-    unified = [image for partition in _PARTITIONS for image in (root / partition / "EFI/Linux").glob("*.efi")]
+    unified = [
+        image for partition in boot_loader.PARTITIONS for image in (root / partition / "EFI/Linux").glob("*.efi")
+    ]
     if unified:
         image = min(unified).relative_to(root)
         return (
             f"it starts unified kernel images (/{image}), whose arguments are built in and may be signed: add them to "
             "/etc/kernel/cmdline and build the images anew"
         )
-    if not read_entries(root, "systemd-boot"):
+    if not read_entries(root, boot_loader.SYSTEMD_BOOT):
         return "it has no entry in loader/entries for a kernel that is installed in /lib/modules"
     return ""
 
 
 def choose(loaders: Sequence[Loader], wanted: str) -> Loader:
-    """Take the one loader that is there, or the one that was asked for. LoaderError says what was found instead."""
+    """Take the one that was asked for, that started this system, or that is there. LoaderError says what was found."""
     names = ", ".join(f"{loader.name} ({loader.evidence})" for loader in loaders) or "neither GRUB nor systemd-boot"
     if wanted != "auto":
         loaders = [loader for loader in loaders if loader.name == wanted]
+    elif len(loaders) > 1:
+        loaders = [loader for loader in loaders if loader.started] or loaders
     if not loaders:
         raise LoaderError(
             f"found {names}; set pcie_fabric_bootloader to grub or systemd-boot where one of them starts this host, "
@@ -105,55 +102,26 @@ def choose(loaders: Sequence[Loader], wanted: str) -> Loader:
 
 def read_entries(root: Path, loader: str) -> list[Entry]:
     """Read what the loader will pass to the installed kernels."""
-    if loader == "grub":
-        return parse_grub((root / "boot/grub/grub.cfg").read_text(errors="replace"))
+    if loader == boot_loader.GRUB:
+        menu = boot_loader.read_menu(root)
+        return of_menu(menu) if menu else []
     versions = {place.name for place in (root / "lib/modules").glob("*")}
-    found = []
-    for partition in _PARTITIONS:
-        for entry in sorted((root / partition / "loader/entries").glob("*.conf")):
-            parsed = parse_entry(entry.name, entry.read_text(errors="replace"))
-            ours = any(entry.name.endswith(f"-{version}.conf") or f"-{version}+" in entry.name for version in versions)
-            if parsed and ours:
-                found.append(parsed)
-    return found
+    return [
+        Entry(entry.title, entry.arguments)
+        for _, entries in boot_loader.read_entries(root)
+        for entry in entries
+        if any(entry.name.endswith(f"-{version}.conf") or f"-{version}+" in entry.name for version in versions)
+    ]
 
 
-def parse_grub(text: str) -> list[Entry]:
-    """Read grub.cfg: each line that starts a vmlinuz of this system, under the title of its menu entry."""
-    entries = []
-    title = section = ""
-    for raw in text.splitlines():
-        line = raw.strip()
-        if line.startswith("### BEGIN"):
-            section = line
-        elif line.startswith(("menuentry ", "submenu ")):
-            title = _words(line)[1]
-        elif re.match(r"linux(16|efi)?\s", line) and not _OTHERS.search(section):
-            words = _words(line)
-            if "vmlinuz" in words[1]:
-                entries.append(Entry(title, tuple(words[2:]), "(recovery mode)" in title or "single" in words))
-    return entries
-
-
-def parse_entry(name: str, text: str) -> Entry | None:
-    """Read an entry of the Boot Loader Specification, whose `options` add up. None where it starts no Linux kernel."""
-    title, kernel, arguments = name, False, []
-    for line in text.splitlines():
-        key, _, value = line.strip().partition(" ")
-        if key == "options":
-            arguments += _words(value)
-        elif key in {"linux", "efi"}:
-            kernel = True
-        elif key == "title":
-            title = f"{value.strip()} ({name})"
-    return Entry(title, tuple(arguments)) if kernel else None
-
-
-def _words(line: str) -> list[str]:
-    try:
-        return shlex.split(line)
-    except ValueError:  # a quote that GRUB closes on another line
-        return line.split()
+def of_menu(menu: boot_loader.MenuEntry) -> list[Entry]:
+    """Take from GRUB's menu each line that starts a kernel of this system."""
+    return [
+        Entry(entry.title, start.arguments, "(recovery mode)" in entry.title or "single" in start.arguments)
+        for entry in menu.all()
+        if not entry.others
+        for start in entry.starts
+    ]
 
 
 def lacking(entries: Iterable[Entry], wanted: Sequence[str]) -> dict[str, list[str]]:

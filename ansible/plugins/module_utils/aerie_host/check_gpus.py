@@ -111,7 +111,10 @@ def vram(machine: Machine, wanted: Wanted) -> Iterator[Finding]:
     known = {gpu.address: gpu.vram_mib for gpu in machine.served if gpu.vram_mib}
     figure = f">= {wanted.vram_gib} GiB a GPU"
     if not known:
-        why = "known once the driver is loaded" if not machine.driver else "nvidia-smi does not answer"
+        if not machine.driver:
+            why = "known once the driver is loaded"
+        else:
+            why = "nvidia-smi does not answer" if machine.smi else "nvidia-smi, which tells it, is not installed"
         problem = machine.smi.problem if machine.driver and machine.smi else ""
         verdict = "unknown" if machine.driver else "role"
         yield Finding(
@@ -294,7 +297,7 @@ def numa(machine: Machine, _: Wanted) -> Iterator[Finding]:
     if groups and -1 in groups and len(nodes) > 1:
         verdict = "warn"
         remedy = "the firmware does not say which node some GPUs belong to: update it, or look for ACPI SRAT settings"
-    elif machine.sockets and len(nodes) > machine.sockets:
+    elif machine.sockets and sum(1 for node in nodes if node.cpus) > machine.sockets:  # a memory expander has none
         verdict, remedy = (
             "warn",
             "one node a socket (NPS1 on EPYC, SNC off on Xeon) keeps a GPU's buffers on its socket's whole memory",
@@ -401,14 +404,21 @@ def aspm(machine: Machine, _: Wanted) -> Iterator[Finding]:
     """Judge power management of links."""
     if not machine.gpus:
         return
-    off = "pcie_aspm=off" in machine.command_line.split()
-    value = "off" if off else f"policy {machine.aspm}" if machine.aspm else "not known"
-    right = True if off or machine.aspm == "performance" else None if not machine.aspm else False
+    figure = "policy performance"
+    if "pcie_aspm=off" in machine.command_line.split():
+        remedy = (
+            "remove pcie_aspm=off from the kernel's arguments: it does not switch ASPM off, it leaves each link as the "
+            "firmware set it, and the policy of role pcie_fabric without effect"
+        )
+        yield Finding("aspm", "left to the firmware (pcie_aspm=off)", figure, "warn", remedy)
+        return
+    value = f"policy {machine.aspm}" if machine.aspm else "not known"
+    right = machine.aspm == "performance" if machine.aspm else None
     remedy = (
         "role pcie_fabric sets pcie_aspm.policy=performance: links that go to sleep are a known cause of GPUs that "
         "drop from the bus"
     )
-    yield judged(right, "aspm", value, "off", "role", remedy, role="pcie_fabric")
+    yield judged(right, "aspm", value, figure, "role", remedy, role="pcie_fabric")
 
 
 def _size(size: int) -> str:

@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 from .finding import GB, GIB, Finding, judged, version_of
-from .machine import REMOTE
+from .machine import REMOTE, held_by
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -21,6 +21,7 @@ DISTRIBUTIONS = ("Debian 12", "Debian 13", "Ubuntu 22.04", "Ubuntu 24.04")
 # Seconds: beyond, certificates and signatures begin to look expired or not yet valid.
 MOST_CLOCK_DIFFERENCE = 60
 _CGROUP = 2
+_MOST_NAMES = 6  # of packages that are told
 
 
 def distribution(machine: Machine, _: Wanted) -> Iterator[Finding]:
@@ -223,6 +224,23 @@ def _limit_of(machine: Machine, check: str, has: int | None, need: int | None, w
         "CAP_SYS_RESOURCE, which it has wherever root is not confined"
     )
     return judged(right, check, value, wanted, "warn", remedy)
+
+
+def held(machine: Machine, wanted: Wanted) -> Iterator[Finding]:
+    """Judge whether an upgrade, unattended ones too, can pull kernel, driver or engine from under the service."""
+    if not wanted.gpus and not machine.gpus:
+        return
+    figure = "kernel, driver, toolkit and Docker held back from upgrades"
+    if machine.held is None:
+        yield Finding("held", "not known: no dpkg", figure, "unknown")
+        return
+    loose = [name for name, is_held in sorted(machine.held.items()) if not is_held]
+    value = f"{len(machine.held) - len(loose)} of {len(machine.held)} packages" if machine.held else "none is installed"
+    if loose:
+        value += f"; not {', '.join(loose[:_MOST_NAMES])}" + (" and others" if len(loose) > _MOST_NAMES else "")
+    roles = sorted({held_by(name) for name in loose})
+    remedy = f"role {' and '.join(roles)} holds them (apt-mark showhold)"
+    yield judged(not loose, "held", value, figure, "role", remedy, role=roles[0] if roles else "")
 
 
 def docker(machine: Machine, wanted: Wanted) -> Iterator[Finding]:

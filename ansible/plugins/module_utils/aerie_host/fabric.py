@@ -34,7 +34,7 @@ def read_fabric(root: Path = Path("/")) -> dict[str, Any]:
     def ask_nobody(_command: Sequence[str], _seconds: float = 0) -> tuple[int, str]:
         return NOT_THERE, ""
 
-    machine = read_machine(root, run=ask_nobody)
+    machine = read_machine(root, run=ask_nobody, data="")
     topology = classify(machine)
     return {
         "topology": topology.name,

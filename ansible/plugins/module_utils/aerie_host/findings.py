@@ -53,6 +53,7 @@ CHECKS: dict[str, Callable[[Machine, Wanted], Iterable[Finding]]] = {
     "cgroup": check_host.cgroup,
     "time_sync": check_host.time_sync,
     "clock": check_host.clock,
+    "held": check_host.held,
     "docker": check_host.docker,
     "toolkit": check_host.toolkit,
 }

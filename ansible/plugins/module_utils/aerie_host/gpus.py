@@ -198,7 +198,7 @@ def wait(
 
 def explained(expected: int) -> list[str]:
     """Name the GPUs that are missing, by their slots, and what the kernel said of them."""
-    return [str(gpu).rstrip(".") for gpu in missing_gpus(read_machine(), expected)]
+    return [str(gpu).rstrip(".") for gpu in missing_gpus(read_machine(data=""), expected)]
 
 
 def refusal(missing: Sequence[str], expected: int) -> str:

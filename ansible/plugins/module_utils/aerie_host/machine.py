@@ -29,6 +29,14 @@ REMOTE = ("nfs", "nfs4", "cifs", "smb3", "ceph", "lustre", "beegfs", "glusterfs"
 _CAP_SYS_RESOURCE = 1 << 24
 _MOUNT_FIELDS = 6  # before the hyphen, at least
 _TURIN_FAMILY = 26  # AMD's family 1Ah: Zen 5
+# By the role that holds them back: packages whose upgrade pulls a running host apart.
+HELD_BY = {
+    "nvidia_container_toolkit": re.compile(r"(lib)?nvidia-container-?"),
+    "nvidia_driver": re.compile(
+        r"linux-(image|headers|modules|generic|lowlatency|virtual|nvidia|cloud|kbuild|hwe)|cuda-drivers|libcuda|libnv|.*nvidia"
+    ),
+    "docker": re.compile(r"(docker\.io|docker-cli|docker-ce|docker-ce-cli|containerd|containerd\.io|runc)$"),
+}
 
 # Runs a program, and returns its exit code, or one of these, and what it printed on both outputs.
 Run = Callable[[Sequence[str]], tuple[int, str]]
@@ -37,12 +45,16 @@ NOT_THERE, DID_NOT_END = 127, 124
 
 @dataclass(frozen=True)
 class NumaNode:
-    """One NUMA node: its CPUs as the kernel lists them (0-31,64-95), memory in bytes, distances to all nodes."""
+    """One NUMA node: its CPUs as the kernel lists them (0-31,64-95), memory in bytes, distances to all nodes.
+
+    A socket may have several (NPS of EPYC, SNC of Xeon); one without CPUs, as a memory expander, is of none.
+    """
 
     number: int
     cpus: str
     memory: int
     distances: tuple[int, ...] = ()
+    socket: int | None = None
 
 
 @dataclass(frozen=True)
@@ -128,6 +140,7 @@ class Machine:
     time: float = 0.0  # seconds since the epoch
     time_synchronized: bool | None = None
     storage: Storage | None = None
+    held: dict[str, bool] | None = None  # of the installed packages of HELD_BY; None without dpkg
     docker: Docker = field(default_factory=Docker)
     toolkit: Toolkit = field(default_factory=Toolkit)
 
@@ -199,7 +212,8 @@ def run(arguments: Sequence[str], seconds: float = 20) -> tuple[int, str]:
 
 def read_machine(root: Path = Path("/"), run: Run = run, data: str = "/data", read_seconds: float = 0) -> Machine:
     """Read the host below `root`. `read_seconds`: how long to measure the read rate of `data` (0: not at all)."""
-    cpu = _cpu(_text(root / "proc/cpuinfo"))
+    cpuinfo = _text(root / "proc/cpuinfo")
+    cpu = _cpu(cpuinfo)
     code, answer = run(["nvidia-smi", "-q", "-x"])
     smi = nvidia.parse_smi(answer) if code != NOT_THERE else None
     events, before = _kernel_log(run)
@@ -224,7 +238,7 @@ def read_machine(root: Path = Path("/"), run: Run = run, data: str = "/data", re
         cpu_family=int(cpu["cpu family"] or 0),
         logical_cpus=int(cpu["count"]),
         sockets=int(cpu["sockets"]),
-        numa=_numa(sys / "devices/system/node"),
+        numa=_numa(sys / "devices/system/node", _sockets(cpuinfo)),
         memory=_kib(_text(root / "proc/meminfo"), "MemTotal"),
         devices=read_devices(sys),
         driver=nvidia.parse_version(_text(root / "proc/driver/nvidia/version")),
@@ -247,6 +261,7 @@ def read_machine(root: Path = Path("/"), run: Run = run, data: str = "/data", re
             run(["timedatectl", "show", "-p", "NTPSynchronized", "--value"])[1].strip()
         ),
         storage=_storage(root, data, read_seconds) if data else None,
+        held=_held(_text(root / "var/lib/dpkg/status")),
         docker=_docker(run),
         toolkit=_toolkit(root, run),
     )
@@ -294,13 +309,24 @@ def _kib(text: str, name: str) -> int:
     return int(match[1]) << 10 if match else 0
 
 
-def _numa(directory: Path) -> tuple[NumaNode, ...]:
+def _sockets(cpuinfo: str) -> dict[int, int]:
+    """Tell the socket of each logical CPU."""
+    found = re.findall(r"^processor\s*: *(\d+)$(?:\n.+)*?\nphysical id\s*: *(\d+)$", cpuinfo, re.MULTILINE)
+    return {int(cpu): int(socket) for cpu, socket in found}
+
+
+def _numa(directory: Path, sockets: dict[int, int]) -> tuple[NumaNode, ...]:
     nodes = []
     for place in directory.glob("node[0-9]*"):
-        distances = tuple(int(word) for word in _text(place / "distance").split())
+        cpus = _text(place / "cpulist")
+        first = re.match(r"\d+", cpus)
         nodes.append(
             NumaNode(
-                int(place.name[4:]), _text(place / "cpulist"), _kib(_text(place / "meminfo"), "MemTotal"), distances
+                int(place.name[4:]),
+                cpus,
+                _kib(_text(place / "meminfo"), "MemTotal"),
+                tuple(int(word) for word in _text(place / "distance").split()),
+                sockets.get(int(first[0])) if first else None,
             )
         )
     return tuple(sorted(nodes, key=lambda node: node.number))
@@ -408,6 +434,22 @@ def _mount(mountinfo: str, path: str) -> tuple[str, str, str]:
         if (path + "/").startswith(place.rstrip("/") + "/") and len(place) >= len(best[0]):
             best = (place, rest.split()[0], fields[2])
     return best
+
+
+def _held(status: str) -> dict[str, bool] | None:
+    """Read dpkg's own record: which packages are there, and whether they are held back from upgrades."""
+    found = {}
+    for paragraph in status.split("\n\n"):
+        name = re.search(r"^Package: (\S+)$", paragraph, re.MULTILINE)
+        state = re.search(r"^Status: (\S+) \S+ installed$", paragraph, re.MULTILINE)
+        if name and state and held_by(name[1]):
+            found[name[1]] = state[1] == "hold"
+    return found if status else None
+
+
+def held_by(package: str) -> str:
+    """Name the role that holds a package back, empty where none does."""
+    return next((role for role, names in HELD_BY.items() if names.match(package)), "")
 
 
 def _docker(run: Run) -> Docker:

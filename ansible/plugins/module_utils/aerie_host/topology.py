@@ -21,9 +21,9 @@ class Topology:
       none         no GPU
       single       one
       one-switch   all below one root port: peers never leave the switch (or the cascade of switches)
-      switches     several switches on one node: part of the pairs cross the root complex
-      root-ports   every GPU at a root port of its own, on one node: all pairs cross the root complex
-      two-sockets  GPUs on more than one NUMA node: part of the pairs cross the link between sockets
+      switches     several switches on one socket: part of the pairs cross the root complex
+      root-ports   every GPU at a root port of its own, on one socket: all pairs cross the root complex
+      two-sockets  GPUs on more than one socket: part of the pairs cross the link between them
     `relations` has the words of `nvidia-smi topo -m` for each pair of addresses (X is left out): PIX one switch, PXB
     several in a row, PHB one host bridge, NODE one NUMA node, SYS further. `groups` are the GPUs of each NUMA node, -1
     for those of which the firmware does not say. `switches` counts the upstream ports right below root ports that have
@@ -51,7 +51,7 @@ def classify(machine: Machine) -> Topology:
         node = _node(gpu, machine)
         groups[node] = (*groups.get(node, ()), gpu.address)
     return Topology(
-        name=_name(found, set(relations.values())),
+        name=_name(found, set(relations.values()), sockets=len({_socket(gpu, machine) for gpu in found})),
         gpus=tuple(gpu.address for gpu in found),
         relations=relations,
         groups=groups,
@@ -80,10 +80,18 @@ def _node(gpu: Device, machine: Machine) -> int:
     return machine.numa[0].number if len(machine.numa) == 1 else -1
 
 
-def _name(found: list[Device], said: set[str]) -> str:
+def _socket(gpu: Device, machine: Machine) -> int:
+    """Tell the socket by the node; where no CPU of it is known, each node counts for one."""
+    node = _node(gpu, machine)
+    if machine.sockets == 1:
+        return 0
+    return next((one.socket for one in machine.numa if one.number == node and one.socket is not None), node)
+
+
+def _name(found: list[Device], said: set[str], *, sockets: int) -> str:
     if len(found) <= 1:
         return "single" if found else "none"
-    if "SYS" in said:
+    if sockets > 1:
         return "two-sockets"
     if said <= {"PIX", "PXB"}:
         return "one-switch"
