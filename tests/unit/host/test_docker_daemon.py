@@ -64,7 +64,7 @@ def test_a_data_root_with_data_in_it_is_left_to_the_site(module: ModuleType, tmp
     root = {"data-root": str(tmp_path / "data")}
     run(module, **root, mtu=1400)
     (tmp_path / "data/volumes/models").mkdir(parents=True)
-    with pytest.raises(FailedError, match="has volumes; with data-root .*docker-data they would be out of sight"):
+    with pytest.raises(FailedError, match=r"has volumes; with data-root .*docker-data they would be out of sight"):
         run(module)
     assert content(module) == {**root, "mtu": 1400}
     left = run(module, leave=True)
