@@ -386,6 +386,23 @@ def test_a_role_goes_out_of_a_json_file_which_is_written_as_it_was(
     assert (file.read_text(), outcome.did) == (text, [f"{file}: without the settings of the role"])
 
 
+def test_a_json_file_goes_before_the_packages_whose_directory_it_is_in(
+    tmp_path: Path, state: Path, machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "daemon.json"
+    record = {"role": Entry()}
+    done = merge(None, None, {"live-restore": True})
+    record["role"].shares[str(file)] = done.share
+    record["role"].packages.came = {"engine": "purge"}
+    file.write_text(undo_host.to_text(done.content, ""))
+    machine.packages["engine"] = "ii"
+    there: list[bool] = []
+    apt_get = machine.apt_get
+    monkeypatch.setattr(machine, "apt_get", lambda *given: (there.append(file.exists()), apt_get(*given))[1])
+    undo_host.restore(again(record, state), "role", check=False, state=state)
+    assert there == [False, False]
+
+
 def test_a_json_file_of_the_roles_own_goes_and_one_that_is_broken_is_told(
     tmp_path: Path, state: Path, machine: Machine
 ) -> None:

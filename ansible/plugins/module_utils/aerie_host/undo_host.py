@@ -293,9 +293,10 @@ def _act(entry: Entry, todo: list[Step], going: dict[str, str], shares: dict[str
             if step.kind in kinds:
                 _put(step)
         if "holds" in kinds:
+            # Before the packages, which take their directories along only where those are empty.
+            for path, content in shares.items():
+                _write_json(Path(path), content, entry.shares[path].text)
             _remove(going)
-    for path, content in shares.items():
-        _write_json(Path(path), content, entry.shares[path].text)
     if todo or going:
         # Units may have come or gone. Not an error where no systemd is.
         run("systemctl", "daemon-reload")
