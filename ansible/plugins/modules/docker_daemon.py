@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +40,12 @@ options:
     description: Settings that count only where the file has nothing of that name at its top.
     type: dict
     default: {}
+  leave:
+    description:
+      - The owner goes, so C(config) and C(defaults) are empty. A setting of its own by which the daemon finds its data
+        stays in the file, as the site's, where there is data; otherwise that would be refused.
+    type: bool
+    default: false
 """
 
 RETURN = """
@@ -47,6 +55,10 @@ restart:
   type: list
 reloaded:
   description: Settings that were changed and that the running daemon was told, by SIGHUP, to take over.
+  returned: always
+  type: list
+kept:
+  description: With C(leave), settings that stay in the file, since the daemon would not find its data without them.
   returned: always
   type: list
 replaced:
@@ -73,12 +85,10 @@ def running_daemon() -> str:
     """Return what tells this daemon process from any later one, empty where none runs."""
     try:
         pid = Path("/run/docker.pid").read_text().strip()
-        # After the name in parentheses; the start is the 22nd field.
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        start = fields[19]
-    except (OSError, IndexError):
+        start = daemon.start_of(Path(f"/proc/{pid}/stat").read_text())
+    except OSError:
         return ""
-    return f"{pid} {start}"
+    return f"{pid} {start}" if start else ""
 
 
 def pid_of(running: str) -> int:
@@ -155,9 +165,8 @@ def check(module: AnsibleModule, content: dict[str, Any], done: Merge, before: s
             msg=f"The daemon starts with {' '.join(arguments)} and so does not read {FILE}: take --config-file out of "
             "its unit (systemctl cat docker.service), or set docker_daemon_managed: false"
         )
-    for left_behind in (daemon.root_left_behind, daemon.driver_left_behind):
-        if advice := left_behind(content, done.content):
-            module.fail_json(msg=advice)
+    if told := daemon.left_behind(content, done.content):
+        module.fail_json(msg=next(iter(told.values())))
     text = undo_host.to_text(done.content, done.share.text)
     if complaint := validate(text, arguments):
         refuse(module, text, before, arguments, complaint)
@@ -168,7 +177,8 @@ def write(text: str) -> None:
     FILE.parent.mkdir(mode=0o755, exist_ok=True)
     status = FILE.stat() if FILE.exists() else None
     owned = (status.st_mode & 0o7777, status.st_uid, status.st_gid) if status else (0o644, 0, 0)
-    undo_host.write(FILE, text.encode(), *owned)
+    # The site's own configuration management may have made it a link.
+    undo_host.write(FILE.resolve(), text.encode(), *owned)
 
 
 def keep_share(record: undo.Record, owner: str, share: Share) -> None:
@@ -194,6 +204,11 @@ def run(module: AnsibleModule) -> dict[str, Any]:
     # What the file would be without this owner's settings is what the defaults give way to.
     site = merge(there, share, {}).content
     done = merge(there, share, daemon.wanted(config, defaults, site))
+    kept = daemon.left_behind(content, done.content) if module.params["leave"] else {}
+    if kept:
+        # With the data in it the setting is the site's from now on.
+        share = replace(share, settings={at: one for at, one in share.settings.items() if at[0] not in kept})
+        done = merge(there, share, {})
     gone = not done.content and done.share.created
     text = undo_host.to_text(done.content, done.share.text)
     settings = daemon.changed(content, done.content)
@@ -212,13 +227,15 @@ def run(module: AnsibleModule) -> dict[str, Any]:
             write(text)
         note_start(running, began, differs=bool(restart))
         if reloaded:
-            os.kill(pid_of(running), signal.SIGHUP)
+            with contextlib.suppress(ProcessLookupError):  # it has just ended, and reads the file when it starts
+                os.kill(pid_of(running), signal.SIGHUP)
     after = ("" if gone else text) if differs else before
     return {
         "changed": differs,
         "restart": restart,
         "reloaded": reloaded,
         "replaced": said(done),
+        "kept": list(kept),
         "content": done.content,
         "before": before,
         "diff": {"before_header": str(FILE), "before": before, "after": after},
@@ -232,11 +249,13 @@ def main() -> None:
             "owner": {"type": "str", "required": True},
             "config": {"type": "dict", "default": {}},
             "defaults": {"type": "dict", "default": {}},
+            "leave": {"type": "bool", "default": False},
         },
         supports_check_mode=True,
     )
     try:
-        result = run(module)
+        with contextlib.nullcontext() if module.check_mode else undo_host.locked():
+            result = run(module)
     except undo.UndoError as error:
         module.fail_json(
             msg=f"{error}. Nothing was changed: mend the file, or move it away, and run this again"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 from ansible.module_utils.aerie_host import undo, undo_host
@@ -153,7 +154,8 @@ def main() -> None:
         supports_check_mode=True,
     )
     try:
-        result = record(module) if module.params["record"] else restore(module)
+        with contextlib.nullcontext() if module.check_mode else undo_host.locked():
+            result = record(module) if module.params["record"] else restore(module)
     except (undo.UndoError, OSError) as error:
         if module.check_mode and module.params["record"]:
             module.warn(str(error))

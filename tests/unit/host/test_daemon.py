@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from aerie_host import daemon
@@ -45,6 +45,14 @@ def test_what_changed_and_what_of_it_needs_a_restart() -> None:
     assert daemon.need_restart(settings) == ["features", "mtu"]
 
 
+def test_a_daemon_is_known_by_name_and_start() -> None:
+    stat = "412 (dockerd) S 1 412 " + " ".join(str(field) for field in range(6, 30))
+    assert daemon.start_of(stat) == "22"
+    # After `kill -9` the number in docker.pid may become another program's, whatever that calls itself.
+    assert daemon.start_of(stat.replace("(dockerd)", "(my (dockerd) too)")) == ""
+    assert daemon.start_of("") == ""
+
+
 def test_arguments_of_the_unit() -> None:
     shown = (
         "ExecStart={ path=/usr/sbin/dockerd ; argv[]=/usr/sbin/dockerd -H fd:// --data-root ${ROOT}/docker $DOCKER_OPTS"
@@ -83,24 +91,34 @@ def test_data_is_not_left_behind_in_the_old_root(tmp_path: Path) -> None:
     image = "image/overlay2/imagedb/content/sha256/0"
     old = data_root(tmp_path / "old", "containers/0/config.v2.json", image, "volumes/metadata.db")
     new = data_root(tmp_path / "new", "volumes/metadata.db")
-    assert f"Docker's data root is {tmp_path}/old and has containers and images" in daemon.root_left_behind(old, new)
-    assert daemon.root_left_behind(old, old) == ""
+    told = daemon.left_behind(old, new)
+    assert list(told) == ["data-root"]
+    assert f"Docker's data root is {tmp_path}/old and has containers and images" in told["data-root"]
+    assert daemon.left_behind(old, old) == {}
     # Nothing to lose, and what was copied over.
-    assert daemon.root_left_behind(new, old) == ""
+    assert daemon.left_behind(new, old) == {}
     data_root(tmp_path / "new", image)
-    assert daemon.root_left_behind(old, new) == ""
+    assert daemon.left_behind(old, new) == {}
 
 
-def test_data_is_not_left_behind_with_another_storage_driver(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ({"storage-driver": "vfs"}, "with another storage-driver (unset, then vfs)"),
+        ({"features": {"containerd-snapshotter": True}}, "with another containerd-snapshotter (unset, then true)"),
+    ],
+)
+def test_data_is_not_left_behind_in_another_store(tmp_path: Path, setting: dict[str, Any], said: str) -> None:
     root = data_root(tmp_path, "containers/0/config.v2.json")
-    assert "has containers, and with storage-driver vfs" in daemon.driver_left_behind(
-        root, root | {"storage-driver": "vfs"}
-    )
-    assert daemon.driver_left_behind(root, root) == ""
+    told = daemon.left_behind(root, root | setting)
+    assert list(told) == list(setting)
+    assert f"{tmp_path} has containers, and {said} the daemon" in told[next(iter(setting))]
+    assert daemon.left_behind(root, root | {"features": {"cdi": True}}) == {}
     empty = data_root(tmp_path / "empty")
-    assert daemon.driver_left_behind(empty, empty | {"storage-driver": "vfs"}) == ""
+    assert daemon.left_behind(empty, empty | setting) == {}
 
 
 def test_a_volume_is_data(tmp_path: Path) -> None:
     old = data_root(tmp_path / "old", "volumes/models/_data/file")
-    assert "has volumes; with data-root" in daemon.root_left_behind(old, {"data-root": str(tmp_path / "new")})
+    told = daemon.left_behind(old, {"data-root": str(tmp_path / "new")})
+    assert "has volumes; with data-root" in told["data-root"]

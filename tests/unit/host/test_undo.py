@@ -332,6 +332,13 @@ def test_dependencies_are_read_without_versions_and_architectures() -> None:
         ('{"schema": 2, "roles": {}}', "has schema 2, written by a later version .*this one knows 1"),
         ('{"schema": 1, "roles": {"docker": {"files": {"/etc/x": {}}}}}', "is damaged .KeyError: 'before'"),
         ('{"schema": 1, "roles": []}', "is damaged"),
+        ('{"schema": "1", "roles": {}}', "is not a record that the module undo wrote .schema '1'."),
+        ('{"schema": 1, "roles": {"docker": {"files": {"/etc/x": {"before": "x"}}}}}', "is damaged .*/etc/x: 'x'"),
+        ('{"schema": 1, "roles": {"docker": {"files": {"/x": {"before": {"kind": "file"}}}}}}', "is damaged .*/x: "),
+        ('{"schema": 1, "roles": {"docker": {"units": {"a": {"before": {"enabled": "x"}}}}}}', "is damaged .*a: "),
+        ('{"schema": 1, "roles": {"docker": {"packages": {"came": ["a"]}}}}', "is damaged .*came"),
+        ('{"schema": 1, "roles": {"docker": {"directories": "/etc"}}}', "is damaged .*directories"),
+        ('{"schema": 1, "roles": {"docker": {"shares": {"/etc/d": {"settings": []}}}}}', "is damaged .KeyError"),
     ],
 )
 def test_a_damaged_or_newer_record_is_refused(state: Path, text: str, says: str) -> None:
@@ -339,6 +346,18 @@ def test_a_damaged_or_newer_record_is_refused(state: Path, text: str, says: str)
     state.write_text(text)
     with pytest.raises(UndoError, match=rf"{state} {says}.*undo\.yml restores from it"):
         undo_host.load(state)
+
+
+def test_a_second_play_waits_for_the_record_and_says_so_where_it_does_not_get_it(tmp_path: Path) -> None:
+    lock = tmp_path / "undo.lock"
+    with (
+        undo_host.locked(lock),
+        pytest.raises(UndoError, match=r"Another play .* process [0-9]+.* for 0 s.*run this again"),
+        undo_host.locked(lock, seconds=0),
+    ):
+        pass
+    with undo_host.locked(lock, seconds=0):
+        pass
 
 
 def test_the_record_is_readable(state: Path, tmp_path: Path) -> None:
@@ -365,6 +384,23 @@ def test_a_role_goes_out_of_a_json_file_which_is_written_as_it_was(
     assert "live-restore" in file.read_text()
     outcome = undo_host.restore(again(record, state), "role", check=False, state=state)
     assert (file.read_text(), outcome.did) == (text, [f"{file}: without the settings of the role"])
+
+
+def test_a_json_file_goes_before_the_packages_whose_directory_it_is_in(
+    tmp_path: Path, state: Path, machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "daemon.json"
+    record = {"role": Entry()}
+    done = merge(None, None, {"live-restore": True})
+    record["role"].shares[str(file)] = done.share
+    record["role"].packages.came = {"engine": "purge"}
+    file.write_text(undo_host.to_text(done.content, ""))
+    machine.packages["engine"] = "ii"
+    there: list[bool] = []
+    apt_get = machine.apt_get
+    monkeypatch.setattr(machine, "apt_get", lambda *given: (there.append(file.exists()), apt_get(*given))[1])
+    undo_host.restore(again(record, state), "role", check=False, state=state)
+    assert there == [False, False]
 
 
 def test_a_json_file_of_the_roles_own_goes_and_one_that_is_broken_is_told(

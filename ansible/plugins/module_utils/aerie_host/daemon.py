@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from pathlib import Path
@@ -33,6 +34,9 @@ RELOADABLE = frozenset(
 )
 """Settings that dockerd takes over on SIGHUP, by the engine's reference ("Configuration reload behavior"), but for
 `features`: it is stored again, and what it switches (CDI, the image store) is set up at the start alone."""
+
+STORES = {"storage-driver": ("storage-driver",), "features": ("features", "containerd-snapshotter")}
+"""Settings by which dockerd stores, by the name at the top of the file: each store sees its own images alone."""
 
 
 def wanted(config: Object, defaults: Object, site: Object) -> Object:
@@ -78,32 +82,43 @@ def data_in(root: Path) -> list[str]:
     return [kind for kind, found in kinds.items() if next(iter(found), None)]
 
 
-def root_left_behind(before: Object, after: Object) -> str:
-    """Return what to do where the change would leave data in the old root, empty where it would not."""
+def left_behind(before: Object, after: Object) -> dict[str, str]:
+    """Return, by setting, what to do where the change would leave data behind; nothing where it would not."""
     old, new = (Path(str(content.get("data-root", DATA_ROOT))) for content in (before, after))
-    left = data_in(old)
-    if old == new or not left or data_in(new):
-        return ""
-    return (
-        f"Docker's data root is {old} and has {' and '.join(left)}; with data-root {new} they would be out of sight. "
-        f"Data is never moved by itself. Either keep {old} (docker_daemon_config: {{data-root: {old}}}), or move it: "
-        f"stop what runs (systemctl stop docker.socket docker), copy (rsync -aHAXS --numeric-ids {old}/ {new}/), run "
-        f"this again, and remove {old} when everything is there. Nothing was changed"
-    )
+    data = " and ".join(data_in(old))
+    told = {}
+    if data and old != new and not data_in(new):
+        told["data-root"] = (
+            f"Docker's data root is {old} and has {data}; with data-root {new} they would be out of sight. Data is "
+            f"never moved by itself. Either keep {old} (docker_daemon_config: {{data-root: {old}}}), or move it: stop "
+            f"what runs (systemctl stop docker.socket docker), copy (rsync -aHAXS --numeric-ids {old}/ {new}/), run "
+            f"this again, and remove {old} when everything is there. Nothing was changed"
+        )
+    for setting, pointer in STORES.items():
+        was, becomes = (_at(content, pointer) for content in (before, after))
+        if data and was != becomes:
+            told[setting] = (
+                f"{old} has {data}, and with another {pointer[-1]} ({was}, then {becomes}) the daemon may not see "
+                "them; running containers lose their files. Keep it, or stop and remove the containers and save the "
+                "images (docker save) before it changes. Nothing was changed"
+            )
+    return told
 
 
-def driver_left_behind(before: Object, after: Object) -> str:
-    """Return what to do where another storage driver would leave data behind, empty where it would not."""
-    old, new = (content.get("storage-driver") for content in (before, after))
-    root = Path(str(before.get("data-root", DATA_ROOT)))
-    left = data_in(root)
-    if old == new or not left:
-        return ""
-    return (
-        f"{root} has {' and '.join(left)}, and with storage-driver {new or 'unset'} (was {old or 'unset'}) the daemon "
-        "may not see them; running containers lose their files. Keep the driver, or stop and remove the containers and "
-        "save the images (docker save) before it changes. Nothing was changed"
-    )
+def _at(content: Any, pointer: tuple[str, ...]) -> str:
+    for key in pointer:
+        content = content.get(key) if isinstance(content, dict) else None
+    return "unset" if content is None else content if isinstance(content, str) else json.dumps(content)
+
+
+def start_of(stat: str) -> str:
+    """Return the start time of a process by its /proc/PID/stat, which tells it from any later one; only of a dockerd.
+
+    The number in docker.pid outlives a killed daemon, and may then be given to another program.
+    """
+    name, _, rest = stat.partition(" (")[2].rpartition(") ")
+    # The state is the third field.
+    return rest.split()[22 - 3] if name == "dockerd" else ""
 
 
 def flags_of_unit(shown: str, read: Callable[[str], str]) -> list[str]:

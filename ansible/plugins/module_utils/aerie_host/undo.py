@@ -87,7 +87,9 @@ def parse(text: str, path: str) -> Record:
         schema = kept["schema"]
     except (ValueError, KeyError, TypeError) as error:
         raise UndoError(f"{path} is not a record that the module undo wrote ({error}). {remedy}") from None
-    if not isinstance(schema, int) or schema > SCHEMA:
+    if not isinstance(schema, int):
+        raise UndoError(f"{path} is not a record that the module undo wrote (schema {schema!r}). {remedy}")
+    if schema > SCHEMA:
         raise UndoError(
             f"{path} has schema {schema}, written by a later version of this repository; this one knows {SCHEMA}. "
             f"Use that version. {remedy}"
@@ -107,16 +109,36 @@ def dump(record: Record) -> str:
 
 
 def _entry(kept: dict[str, Any]) -> Entry:
-    packages = kept.get("packages", {})
+    packages = _of(dict, kept, "packages")
     return Entry(
-        {
-            kind: {name: Recorded(one["before"], one.get("written")) for name, one in kept.get(kind, {}).items()}
-            for kind in KINDS
-        },
-        kept.get("directories", []),
-        {path: Share.from_json(share) for path, share in kept.get("shares", {}).items()},
-        Packages(packages.get("came", {}), packages.get("at_start")),
+        {kind: {name: _recorded(kind, name, one) for name, one in _of(dict, kept, kind).items()} for kind in KINDS},
+        _of(list, kept, "directories"),
+        {path: Share.from_json(share) for path, share in _of(dict, kept, "shares").items()},
+        Packages(_of(dict, packages, "came"), packages.get("at_start")),
     )
+
+
+def _of(kind: type, kept: dict[str, Any], name: str) -> Any:
+    found = kept.get(name, kind())
+    if not isinstance(found, kind):
+        raise TypeError(f"{name}: {found!r}")
+    return found
+
+
+def _recorded(kind: str, name: str, kept: dict[str, Any]) -> Recorded:
+    before = kept["before"]
+    if not isinstance(before, dict) or not _fields(kind, before) <= before.keys():
+        raise TypeError(f"{name}: {before!r}")
+    return Recorded(before, kept.get("written"))
+
+
+def _fields(kind: str, thing: Thing) -> set[str]:
+    """Name what must be known of a thing for it to be put back."""
+    if kind != "files":
+        return {"units": {"enabled", "active"}, "holds": {"held"}, "values": {"text"}}[kind]
+    owned = {"mode", "owner", "group"}
+    of_file = owned | ({"base64"} if "base64" in thing else {"text"})
+    return {"kind"} | {"file": of_file, "directory": owned, "link": {"target"}}.get(str(thing.get("kind")), set())
 
 
 def _entry_to_json(entry: Entry) -> dict[str, Any]:

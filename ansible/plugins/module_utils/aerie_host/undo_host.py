@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import fcntl
 import grp
 import json
 import os
@@ -11,6 +12,7 @@ import pwd
 import stat
 import subprocess
 import tempfile
+import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,11 +21,13 @@ from . import undo
 from .undo import ABSENT, Entry, Installed, Record, Step, Thing, UndoError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
 STATE = Path("/var/lib/aerie/undo.json")
+LOCK = Path("/run/aerie-undo.lock")
+"""Held while the record is read, changed and written. It outlives the record, so it is not beside it."""
 LOCK_SECONDS = 300
-"""That apt waits for somebody else's dpkg to end."""
+"""That apt waits for somebody else's dpkg to end, and a play for another one's change of the record."""
 UP = ("active", "activating", "reloading")
 """A unit's states in which something runs."""
 
@@ -45,6 +49,30 @@ def run(*argv: str, stdin: str = "") -> Done:
     except FileNotFoundError:
         return Done(127, "", f"{argv[0]} is not there")
     return Done(done.returncode, done.stdout, done.stderr)
+
+
+@contextlib.contextmanager
+def locked(path: Path = LOCK, seconds: float = LOCK_SECONDS) -> Iterator[None]:
+    """Keep a second play on this host from the record; without that, one would write over what the other recorded."""
+    with path.open("a+") as file:
+        deadline = time.monotonic() + seconds
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if time.monotonic() >= deadline:
+                    file.seek(0)
+                    raise UndoError(
+                        f"Another play on this host, in process {file.read().strip()}, has held {STATE} for "
+                        f"{seconds:.0f} s: wait for its end, then run this again"
+                    ) from None
+                time.sleep(0.2)
+            else:
+                break
+        file.truncate(0)
+        file.write(str(os.getpid()))
+        file.flush()
+        yield
 
 
 def load(path: Path = STATE) -> Record:
@@ -265,9 +293,10 @@ def _act(entry: Entry, todo: list[Step], going: dict[str, str], shares: dict[str
             if step.kind in kinds:
                 _put(step)
         if "holds" in kinds:
+            # Before the packages, which take their directories along only where those are empty.
+            for path, content in shares.items():
+                _write_json(Path(path), content, entry.shares[path].text)
             _remove(going)
-    for path, content in shares.items():
-        _write_json(Path(path), content, entry.shares[path].text)
     if todo or going:
         # Units may have come or gone. Not an error where no systemd is.
         run("systemctl", "daemon-reload")
@@ -417,6 +446,8 @@ def _write_json(path: Path, content: dict[str, Any] | None, text: str) -> None:
     if content is None:
         path.unlink(missing_ok=True)
         return
+    # The site's own configuration management may have made it a link.
+    path = path.resolve()
     status = path.stat()
     write(path, to_text(content, text).encode(), stat.S_IMODE(status.st_mode), status.st_uid, status.st_gid)
 

@@ -6,7 +6,13 @@ say uid "$(id -u)"
 # Only the local daemon counts, whatever the caller's environment points to.
 unset DOCKER_HOST DOCKER_CONTEXT
 say binary "$(command -v dockerd)"
-say process "$(grep -lxs dockerd /proc/[0-9]*/comm | head -n 1 | cut -d / -f 3)"
+# Of this host: a daemon in a container has a network of its own. Where a plain user may not look, any counts.
+network=$(readlink /proc/self/ns/net)
+process=$(grep -lxs dockerd /proc/[0-9]*/comm | cut -d / -f 3 | while read -r pid; do
+  [ "$(readlink "/proc/$pid/ns/net" || echo "$network")" != "$network" ] || { echo "$pid" && break; }
+done)
+say process "$process"
+say program "$(readlink "/proc/$process/exe")"
 # A daemon can hang and keep its clients waiting for ever.
 if answer=$(timeout 15 docker version --format '{{.Server.Version}}' 2>&1); then
   say engine "$(echo "$answer" | tail -n 1)"
