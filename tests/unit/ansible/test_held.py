@@ -16,8 +16,9 @@ ROLES = Path(__file__).parents[3] / "ansible/roles"
 PACKAGES = [
     "linux-image-amd64", "linux-image-6.12.48+deb13-amd64", "linux-headers-amd64", "linux-modules-6.8.0-85-generic",
     "linux-generic-hwe-24.04", "linux-kbuild-6.12.48+deb13", "linux-libc-dev", "linux-base", "linux-firmware",
-    "nvidia-kernel-open-dkms", "nvidia-driver-cuda", "nvidia-persistenced", "nvidia-dkms-580-open", "nvidia-firmware-580",
-    "libnvidia-compute-580", "libnvidia-ml1", "libcuda1", "cuda-drivers", "xserver-xorg-video-nvidia", "cuda-toolkit-13-0",
+    "nvidia-kernel-open-dkms", "nvidia-driver-cuda", "nvidia-persistenced", "nvidia-dkms-580-open",
+    "nvidia-firmware-580", "libnvidia-compute-580", "libnvidia-ml1", "libcuda1", "cuda-drivers",
+    "xserver-xorg-video-nvidia", "cuda-toolkit-13-0",
     "nvidia-container-toolkit", "nvidia-container-toolkit-base", "libnvidia-container-tools", "libnvidia-container1",
     "docker.io", "docker-cli", "docker-ce", "docker-ce-cli", "containerd", "containerd.io", "runc", "docker-compose",
     "docker-buildx-plugin", "docker.io-doc", "golang-github-containerd-console-dev",
