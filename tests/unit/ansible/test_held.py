@@ -18,6 +18,7 @@ PACKAGES = [
     "linux-generic-hwe-24.04", "linux-kbuild-6.12.48+deb13", "linux-libc-dev", "linux-base", "linux-firmware",
     "nvidia-kernel-open-dkms", "nvidia-driver-cuda", "nvidia-persistenced", "nvidia-dkms-580-open",
     "nvidia-firmware-580", "libnvidia-compute-580", "libnvidia-ml1", "libcuda1", "cuda-drivers",
+    "libnvcuvid1", "libcudart-13-0", "libcudnn9-cuda-13", "libnvjpeg-13-0", "libnvvm-13-0", "nvidia-cuda-toolkit",
     "xserver-xorg-video-nvidia", "cuda-toolkit-13-0",
     "nvidia-container-toolkit", "nvidia-container-toolkit-base", "libnvidia-container-tools", "libnvidia-container1",
     "docker.io", "docker-cli", "docker-ce", "docker-ce-cli", "containerd", "containerd.io", "runc", "docker-compose",

@@ -6,7 +6,7 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 import pytest
-from aerie_host.missing import missing_gpus
+from aerie_host.missing import in_words, missing_gpus
 from aerie_host.nvidia import KernelEvent
 
 if TYPE_CHECKING:
@@ -71,7 +71,14 @@ def test_one_that_the_driver_does_not_serve(machine: Callable[..., Machine]) -> 
 
 def test_more_are_expected_than_there_are_slots(machine: Callable[..., Machine]) -> None:
     missing = missing_gpus(machine("four-root-ports"), 8)
-    assert [str(gpu) for gpu in missing] == ["address unknown left no trace"] * 4
+    assert len(missing) == 4
+    assert in_words(missing) == ["4 left no trace"]
+
+
+def test_those_with_a_trace_are_named_first(machine: Callable[..., Machine]) -> None:
+    first, last = in_words(missing_gpus(machine("seven-of-eight"), 10))
+    assert first.startswith("0000:06:00.0 (PCIE4 slot 4")
+    assert last == "2 left no trace"
 
 
 def test_no_gpu_at_all(machine: Callable[..., Machine]) -> None:

@@ -6,7 +6,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from .finding import GIB, Finding, judged, version_of
-from .missing import missing_gpus
+from .missing import in_words, missing_gpus
 from .nvidia import RTX_PRO_6000_BLACKWELL
 from .topology import classify
 
@@ -32,26 +32,25 @@ def gpus(machine: Machine, wanted: Wanted) -> Iterator[Finding]:
     missing = missing_gpus(machine, wanted.gpus)
     lost = {gpu.address for gpu in missing}
     there = sum(1 for gpu in machine.gpus if gpu.address not in lost)
-    traced = [gpu for gpu in missing if gpu.address or gpu.port]
     if not missing:
         remedy = f"aerie_gpus is {wanted.gpus}: set it to {there} if all of them are to serve"
         yield judged(there == wanted.gpus, "gpus", str(there), str(wanted.gpus), "warn", remedy)
-    elif not machine.gpus and not traced:
+    elif not machine.gpus and not any(gpu.left_a_trace for gpu in missing):
         remedy = (
             "no NVIDIA GPU is on the bus. On a machine without set aerie_gpus: 0; else look at power cables, risers "
             "and, in the firmware, at Above 4G Decoding and the slots' bifurcation"
         )
         yield Finding("gpus", "none", str(wanted.gpus), "fail", remedy)
     else:
-        rest = len(missing) - len(traced)
-        told = [*map(str, traced), *([f"{rest} left no trace"] if rest else [])]
         remedy = (
             "power the machine off (a reboot seldom brings one back), reseat the card, its power cables and riser, "
             "then look again"
         )
         if not any(gpu.address for gpu in missing):
             remedy = f"set aerie_gpus: {there} if this machine has no more; else {remedy}"
-        yield Finding("gpus", f"{there} of {wanted.gpus}: {'; '.join(told)}", str(wanted.gpus), "fail", remedy)
+        yield Finding(
+            "gpus", f"{there} of {wanted.gpus}: {'; '.join(in_words(missing))}", str(wanted.gpus), "fail", remedy
+        )
 
 
 def gpu_model(machine: Machine, wanted: Wanted) -> Iterator[Finding]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .machine import Run, read_machine, run
-from .missing import missing_gpus
+from .missing import in_words, missing_gpus
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -198,7 +198,7 @@ def wait(
 
 def explained(expected: int) -> list[str]:
     """Name the GPUs that are missing, by their slots, and what the kernel said of them."""
-    return [str(gpu).rstrip(".") for gpu in missing_gpus(read_machine(data=""), expected)]
+    return [told.rstrip(".") for told in in_words(missing_gpus(read_machine(data=""), expected))]
 
 
 def refusal(missing: Sequence[str], expected: int) -> str:

@@ -33,7 +33,8 @@ _TURIN_FAMILY = 26  # AMD's family 1Ah: Zen 5
 HELD_BY = {
     "nvidia_container_toolkit": re.compile(r"(lib)?nvidia-container-?"),
     "nvidia_driver": re.compile(
-        r"linux-(image|headers|modules|generic|lowlatency|virtual|nvidia|cloud|kbuild|hwe)|cuda-drivers|libcuda|libnv|.*nvidia"
+        r"linux-(image|headers|modules|generic|lowlatency|virtual|nvidia|cloud|kbuild|hwe)|cuda-drivers"
+        r"|libcuda(1|debugger)|libnv(cuvid|optix)|(?!.*nvidia-cu(da|dnn)).*nvidia"
     ),
     "docker": re.compile(r"(docker\.io|docker-cli|docker-ce|docker-ce-cli|containerd|containerd\.io|runc)$"),
 }

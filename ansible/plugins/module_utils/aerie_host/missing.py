@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from .machine import Machine
     from .nvidia import KernelEvent
     from .pci import Device
@@ -29,6 +31,11 @@ class MissingGpu:
             xid = f"Xid {self.event.xid}: " if self.event.xid is not None else ""
             said = f"; the kernel{' at ' + self.event.at if self.event.at else ''}: {xid}{self.event.text}"
         return f"{self.address or 'address unknown'}{f' ({place})' if place else ''} {self.reason}{said}"
+
+    @property
+    def left_a_trace(self) -> bool:
+        """Whether there is a place to look at."""
+        return bool(self.address or self.port)
 
 
 def missing_gpus(machine: Machine, expected: int) -> list[MissingGpu]:
@@ -60,6 +67,13 @@ def missing_gpus(machine: Machine, expected: int) -> list[MissingGpu]:
             found[port.address] = MissingGpu(reason, slot=machine.slot(port.address), port=port.address)
         found |= {str(number): MissingGpu("left no trace") for number in range(expected - there - len(found))}
     return list(found.values()) if expected > there else []
+
+
+def in_words(missing: Sequence[MissingGpu]) -> list[str]:
+    """Name each that left a trace, and count the others."""
+    traced = [gpu for gpu in missing if gpu.left_a_trace]
+    rest = len(missing) - len(traced)
+    return [*map(str, traced), *([f"{rest} left no trace"] if rest else [])]
 
 
 def _missing(machine: Machine, address: str, reason: str) -> MissingGpu:

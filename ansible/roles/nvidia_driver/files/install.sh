@@ -1,15 +1,15 @@
 # shellcheck shell=sh
-# usage: install.sh LOCK_TIMEOUT SOURCE PINNING PRESENT NEXT_KERNEL RUNNING_KERNEL PACKAGE...
+# usage: install.sh LOCK_TIMEOUT SOURCE FAMILY PINNING PRESENT NEXT_KERNEL RUNNING_KERNEL PACKAGE...
 # Updates apt from SOURCE (empty: from none in particular), whose signature must be good, and from the others as far as they answer.
 # Then the pin, headers for both kernels, metapackages of headers beside those of images, and the packages. A PACKAGE with a minus at
-# its end goes in the same step. PRESENT is the release of the driver that stays, and in which the packages come, too; empty: none does.
+# its end goes in the same step. FAMILY is an expression for the driver's packages. PRESENT is the release of the driver that stays, and
+# in which the packages come, too; empty: none does.
 set -eu
-lock=$1 source=$2 pinning=$3 present=$4 next=$5 running=$6
-shift 6
+lock=$1 source=$2 family=$3 pinning=$4 present=$5 next=$6 running=$7
+shift 7
 work=$(mktemp -d)
 finish() { rm -rf "$work"; }
 trap finish EXIT
-family='nvidia|^libcuda|^libnv|^cuda-drivers'
 installed() { dpkg-query --show --showformat '${db:Status-Status} ${Package}\n' "$@" 2>/dev/null | sed -n 's/^installed //p'; }
 # What goes, goes with its configuration: a pin, or another driver's options of modules, would still work.
 install() {
