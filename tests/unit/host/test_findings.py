@@ -39,7 +39,7 @@ def mended(machine: Machine, **changes: Any) -> Machine:
             "/data", exists=True, mount="/data", filesystem="xfs", free=2 * TB, rate=9.5e9, rate_of="/data/models/a"
         ),
         "docker": Docker("28.3.2", "2.38.2", "/var/lib/docker", ("nvidia.com/gpu=all",)),
-        "toolkit": Toolkit("1.18.1", tuple(f"nvidia.com/gpu={name}" for name in GPUS), "/var/run/cdi/nvidia.yaml"),
+        "toolkit": Toolkit("1.18.2", tuple(f"nvidia.com/gpu={name}" for name in GPUS), "/var/run/cdi/nvidia.yaml"),
         "limits": Limits("dockerd", 1048576, None, can_raise=True),
         "held": {"linux-image-amd64": True, "nvidia-open": True, "docker.io": True},
     }
@@ -76,7 +76,7 @@ def wrong(machine: Machine, **wanted: Any) -> dict[str, str]:
         (
             "eight-degraded",
             {
-                "driver": "role",
+                "driver": "fail",
                 "pcie:0000:01:00.0": "warn",
                 "pcie:0000:05:00.0": "fail",
                 "pcie:0000:08:00.0": "warn",
@@ -187,7 +187,7 @@ def test_without_root_nothing_is_claimed(machine: Callable[..., Machine]) -> Non
         ({"virtual": True}, "virtualisation", "warn", "a virtual machine"),
         ({"uefi": False, "secure_boot": None}, "secure_boot", "ok", "none without UEFI"),
         ({"secure_boot": True}, "secure_boot", "ok", "on, and NVIDIA's module is loaded"),
-        ({"secure_boot": True, "driver": None}, "secure_boot", "warn", "on"),
+        ({"secure_boot": True, "driver": None}, "secure_boot", "fail", "on"),
         ({"secure_boot": None}, "secure_boot", "unknown", "not known (needs root)"),
         ({"cgroup": 1}, "cgroup", "warn", "version 1"),
         ({"time_synchronized": False}, "time_sync", "warn", "not synchronized"),
@@ -235,21 +235,31 @@ def test_without_root_nothing_is_claimed(machine: Callable[..., Machine]) -> Non
         ),
         ({"docker": Docker(problem="not installed")}, "docker", "role", "not installed"),
         (
-            {"docker": Docker("20.10.24", "", "/var/lib/docker")},
+            {"docker": Docker("28.3.2", "", "/var/lib/docker")},
             "docker",
             "role",
+            "28.3.2, compose none, data in /var/lib/docker",
+        ),
+        # What works no role replaces.
+        (
+            {"docker": Docker("20.10.24", "", "/var/lib/docker")},
+            "docker",
+            "fail",
             "20.10.24, compose none, data in /var/lib/docker",
         ),
-        ({"toolkit": Toolkit("1.18.1")}, "toolkit", "role", "1.18.1, no CDI specification"),
+        ({"toolkit": Toolkit("1.17.9")}, "toolkit", "fail", "1.17.9, no CDI specification"),
+        ({"toolkit": Toolkit("1.19.0")}, "toolkit", "fail", "1.19.0, no CDI specification"),
+        ({"toolkit": Toolkit("1.19.1")}, "toolkit", "role", "1.19.1, no CDI specification"),
+        ({"toolkit": Toolkit("1.18.2")}, "toolkit", "role", "1.18.2, no CDI specification"),
         (
             {
                 "toolkit": Toolkit(
-                    "1.18.1", tuple(f"nvidia.com/gpu={n}" for n in [*range(7), "all"]), "/etc/cdi/nvidia.yaml"
+                    "1.18.2", tuple(f"nvidia.com/gpu={n}" for n in [*range(7), "all"]), "/etc/cdi/nvidia.yaml"
                 )
             },
             "toolkit",
             "role",
-            "1.18.1, /etc/cdi/nvidia.yaml names 7 GPUs",
+            "1.18.2, /etc/cdi/nvidia.yaml names 7 GPUs",
         ),
         ({"events": None}, "gpu_errors", "unknown", "the kernel's log is not readable"),
         ({"events": (KernelEvent("", "0000:21:00.0", "MMU Fault", 31),)}, "gpu_errors", "ok", "none"),
@@ -370,8 +380,27 @@ def test_module_and_tools_of_two_releases(machine: Callable[..., Machine]) -> No
     assert (finding.verdict, finding.remedy) == ("fail", "module and libraries differ, as after an upgrade: reboot")
 
 
-def test_nouveau_is_named(machine: Callable[..., Machine]) -> None:
+def test_another_driver_goes_only_where_that_is_wanted(machine: Callable[..., Machine]) -> None:
+    host = machine("eight-one-switch")
+    assert host.driver
+    old = dataclasses.replace(host, driver=dataclasses.replace(host.driver, version="535.288.01"), smi=None)
+    closed = dataclasses.replace(host, driver=dataclasses.replace(host.driver, open=False))
+    for other in (old, closed):
+        assert judged(other)["driver"].verdict == "fail"
+        assert "nvidia_driver_replace" in judged(other)["driver"].remedy
+        assert judged(other, driver_replace=True)["driver"].verdict == "role"
+
+
+def test_a_key_of_the_machines_own_is_for_the_role_to_see_to(machine: Callable[..., Machine]) -> None:
+    host = mended(machine("eight-one-switch", driver=False), secure_boot=True)
+    assert "nvidia_driver_secure_boot: mok" in judged(host)["secure_boot"].remedy
+    finding = judged(host, mok=True)["secure_boot"]
+    assert (finding.verdict, finding.role) == ("role", "nvidia_driver")
+
+
+def test_nouveau_is_named_and_goes_by_itself(machine: Callable[..., Machine]) -> None:
     host = with_gpu(machine("eight-two-sockets", driver=False), "0000:01:00.0", driver="nouveau")
+    assert judged(host)["driver"].verdict == "role"
     assert judged(host)["driver"].value == "not loaded, nouveau holds 1 of the GPUs"
 
 

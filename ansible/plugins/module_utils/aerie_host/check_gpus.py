@@ -92,15 +92,21 @@ def driver(machine: Machine, wanted: Wanted) -> Iterator[Finding]:
         return
     kind = "open" if machine.driver.open else "proprietary"
     value = f"{machine.driver.version} (branch {machine.driver.branch}), {kind} modules"
-    remedy = "role nvidia_driver installs it, and names what it would have to replace"
-    right = machine.driver.open and version_of(machine.driver.version) >= version_of(wanted.least_driver) and not others
+    right = machine.driver.open and version_of(machine.driver.version) >= version_of(wanted.least_driver)
     tools = machine.smi.driver if machine.smi else ""
     if tools and tools != machine.driver.version:
         value += f"; nvidia-smi is of {tools}"
         yield Finding("driver", value, least, "fail", "module and libraries differ, as after an upgrade: reboot")
         return
     value = ", ".join(part for part in (value, others) if part)
-    yield judged(right, "driver", value, least, "role", remedy, role="nvidia_driver")
+    if right or wanted.driver_replace:
+        remedy = "role nvidia_driver puts its own in that place, which takes a reboot"
+        yield judged(right and not others, "driver", value, least, "role", remedy, role="nvidia_driver")
+        return
+    remedy = (
+        "role nvidia_driver removes no driver unless told to: set nvidia_driver_replace: true, or replace it yourself"
+    )
+    yield Finding("driver", value, least, "fail", remedy)
 
 
 def vram(machine: Machine, wanted: Wanted) -> Iterator[Finding]:

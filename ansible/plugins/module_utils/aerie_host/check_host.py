@@ -22,6 +22,11 @@ DISTRIBUTIONS = ("Debian 12", "Debian 13", "Ubuntu 22.04", "Ubuntu 24.04")
 MOST_CLOCK_DIFFERENCE = 60
 _CGROUP = 2
 _MOST_NAMES = 6  # of packages that are told
+_CIRCULAR_TOOLKIT = (
+    1,
+    19,
+    0,
+)  # its unit wants to start after everything else at boot; role nvidia_container_toolkit refuses it
 
 
 def distribution(machine: Machine, _: Wanted) -> Iterator[Finding]:
@@ -59,7 +64,7 @@ def firmware(machine: Machine, wanted: Wanted) -> Iterator[Finding]:
 
 
 def secure_boot(machine: Machine, wanted: Wanted) -> Iterator[Finding]:
-    """Judge secure boot: it matters until the driver is loaded."""
+    """Judge secure boot, by which the kernel loads no module that was built on the host: it matters until one is."""
     if machine.secure_boot is None:
         right: bool | None = None if machine.uefi else machine.uefi is False or None
         value = "none without UEFI" if right else "not known (needs root)"
@@ -72,10 +77,14 @@ def secure_boot(machine: Machine, wanted: Wanted) -> Iterator[Finding]:
     if not (wanted.gpus or machine.gpus):
         right, figure = True, "any"
     remedy = (
-        "switch it off in the firmware, or enrol the key that signs NVIDIA's module (MOK), which somebody must "
-        "confirm at the console: role nvidia_driver names the steps"
+        "switch it off in the firmware; or set nvidia_driver_secure_boot: mok, which signs the module with a key that "
+        "somebody must enrol at the console"
     )
-    yield judged(right, "secure_boot", value, figure, "warn", remedy)
+    if wanted.mok:
+        remedy = "role nvidia_driver signs the module with a key, and says when somebody must enrol it at the console"
+        yield judged(right, "secure_boot", value, figure, "role", remedy, role="nvidia_driver")
+    else:
+        yield judged(right, "secure_boot", value, figure, "fail", remedy)
 
 
 def kernel(machine: Machine, _: Wanted) -> Iterator[Finding]:
@@ -251,13 +260,12 @@ def docker(machine: Machine, wanted: Wanted) -> Iterator[Finding]:
         yield Finding("docker", engine.problem, figure, "role", "role docker installs and starts it", role="docker")
         return
     value = f"{engine.version}, compose {engine.compose or 'none'}, data in {engine.root}"
-    remedy = (
-        "role docker adds what is missing; it replaces nothing that works, so an older engine must be removed first"
-    )
-    right = version_of(engine.version) >= version_of(wanted.least_docker) and version_of(engine.compose) >= version_of(
-        wanted.least_compose
-    )
-    yield judged(right, "docker", value, figure, "role", remedy, role="docker")
+    if version_of(engine.version) < version_of(wanted.least_docker):
+        remedy = "role docker replaces no engine that works: upgrade it, or remove it, and the role installs one"
+        yield Finding("docker", value, figure, "fail", remedy)
+        return
+    right = version_of(engine.compose) >= version_of(wanted.least_compose)
+    yield judged(right, "docker", value, figure, "role", "role docker adds what is missing", role="docker")
 
 
 def toolkit(machine: Machine, wanted: Wanted) -> Iterator[Finding]:
@@ -269,6 +277,15 @@ def toolkit(machine: Machine, wanted: Wanted) -> Iterator[Finding]:
     value = f"{kit.version or 'not installed'}, " + (
         f"{kit.specification} names {gpu_count} GPUs" if kit.devices else "no CDI specification"
     )
+    if kit.version and (
+        version_of(kit.version) < version_of(wanted.least_toolkit) or version_of(kit.version)[:3] == _CIRCULAR_TOOLKIT
+    ):
+        remedy = (
+            "role nvidia_container_toolkit replaces none that works: upgrade nvidia-container-toolkit-base to 1.19.1 "
+            "or later (running containers stay), or remove it"
+        )
+        yield Finding("toolkit", value, f">= {wanted.least_toolkit}, and not 1.19.0", "fail", remedy)
+        return
     right = bool(kit.version) and "nvidia.com/gpu=all" in kit.devices and gpu_count >= wanted.gpus
     remedy = "role nvidia_container_toolkit installs it and writes the specification anew"
     figure = f"a CDI specification with {wanted.gpus} GPUs and nvidia.com/gpu=all"

@@ -32,6 +32,9 @@ class Wanted:
     data_read_gb_s: float = 2.0
     least_docker: str = "25.0"
     least_compose: str = "2.24.4"
+    least_toolkit: str = "1.18.2"
+    driver_replace: bool = False  # as nvidia_driver_replace: another driver may go
+    mok: bool = False  # as nvidia_driver_secure_boot: mok, a key of the host's own signs the modules
     clock: float | None = None  # the controller's, in seconds since the epoch
     accept: tuple[str, ...] = ()
 
