@@ -76,6 +76,14 @@ def test_an_unknown_image_is_refused_before_anything_is_set_up(clone: Path) -> N
     assert not (clone / ".venv").exists()
 
 
+@pytest.mark.parametrize("arguments", [["ansible/undo.yml", "-e", "aerie_undo=true"], []])
+def test_a_play_without_an_inventory_changes_no_machine(clone: Path, arguments: list[str]) -> None:
+    done = run(clone, "playbook", *arguments)
+    assert done.returncode == 1
+    assert "-i ansible/inventory/site" in done.stderr
+    assert not (clone / ".venv").exists()
+
+
 def test_a_second_run_stops_while_the_first_is_at_work(clone: Path) -> None:
     with (clone / "run").open() as script:
         fcntl.flock(script, fcntl.LOCK_EX)
