@@ -150,10 +150,10 @@ def test_a_name_that_is_none_is_refused_with_those_that_are(tree: Tree) -> None:
 
 
 def test_an_interrupt_ends_what_runs_and_destroys_its_instances(tree: Tree) -> None:
-    for role in ("site", "vllm"):
+    for role in ("docker", "vllm"):
         # In the background and waited for, since a shell takes a signal only between two commands.
         tree.does(role, "test", "sleep 30 & wait")
-    with tree.start("--at-once", "2") as process:
+    with tree.start("--at-once", "2", "docker", "vllm") as process:
         while len(tree.called("begin test")) < 2:
             time.sleep(0.05)
         began = time.monotonic()
@@ -163,7 +163,7 @@ def test_an_interrupt_ends_what_runs_and_destroys_its_instances(tree: Tree) -> N
     assert process.returncode == 130
     assert time.monotonic() - began < 10
     assert sorted(tree.called("interrupted", "begin")) == [
-        "begin destroy site/default", "begin destroy vllm/default",
-        "interrupted test site/default", "interrupted test vllm/default",
+        "begin destroy docker/default", "begin destroy vllm/default",
+        "interrupted test docker/default", "interrupted test vllm/default",
     ]  # fmt: skip
     assert "passed" not in output
