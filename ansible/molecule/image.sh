@@ -6,6 +6,9 @@ set -eu
 
 suite=$1
 image=aerie-molecule:$suite
+# Scenarios begin together: one makes it, and the others wait for that.
+exec 9>"/run/lock/aerie-molecule-$suite"
+flock 9
 recipe=$(sha256sum <"$0" | cut -c 1-12)
 if [ "$(docker image inspect --format '{{ index .Config.Labels "recipe" }}' "$image" 2>/dev/null)" = "$recipe" ]; then
   echo "is there: $image"
@@ -34,5 +37,7 @@ debootstrap --variant=minbase --include=systemd,systemd-sysv,dbus,python3,ca-cer
   echo "deb $mirror $suite-updates main"
   [ -z "$security" ] || echo "deb $security $suite-security main"
 } >"$root/etc/apt/sources.list"
+# Nobody reads translated descriptions, which take as long to fetch as the packages' list.
+echo 'Acquire::Languages "none";' >"$root/etc/apt/apt.conf.d/languages"
 rm -rf "$root"/var/cache/apt/archives/*.deb "$root"/var/lib/apt/lists/*
 tar --create --numeric-owner --directory "$root" . | docker import --change "LABEL recipe=$recipe" - "$image"
