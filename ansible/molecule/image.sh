@@ -15,10 +15,12 @@ if [ "$(docker image inspect --format '{{ index .Config.Labels "recipe" }}' "$im
   exit
 fi
 
-if ! command -v debootstrap >/dev/null; then
+(
+  flock 8
+  command -v debootstrap >/dev/null && exit
   apt-get -q update
   DEBIAN_FRONTEND=noninteractive apt-get -q install --yes --no-install-recommends debootstrap
-fi
+) 8>/run/lock/aerie-molecule
 # What an update would fetch names the mirror also where no update was ever made.
 mirror_of() { apt-get --print-uris update | sed -n "s|^'\\(.*\\)/dists/$1/InRelease' .*|\\1|p" | head -n 1; }
 # shellcheck source=/dev/null
