@@ -75,12 +75,33 @@ def test_a_preflight_says_its_reason_and_nothing_else(tmp_path: Path) -> None:
     assert "WARNING" not in output
 
 
+def evaluated(name: str, expression: str, **variables: Any) -> Any:
+    """Evaluate an expression with a role's variables."""
+    loader = DataLoader()
+    known = loader.load_from_file(str(ANSIBLE / f"roles/{name}/vars/main.yml"), trusted_as_template=True)
+    return Templar(loader, known | variables).evaluate_expression(trust_as_template(expression))
+
+
 @pytest.mark.parametrize(("given", "first"), [("pt", "iommu=pt"), ("off", "iommu=off"), (False, "iommu=off")])
 def test_an_iommu_that_is_off_without_quotes_is_off(given: object, first: str) -> None:
-    loader = DataLoader()
-    known = loader.load_from_file(str(ANSIBLE / "roles/pcie_fabric/vars/main.yml"), trusted_as_template=True) | {
-        "__pcie_fabric_ways": {"cpu_vendor": "AuthenticAMD"},
-        "pcie_fabric_iommu": given,
-        "pcie_fabric_link_power": "keep",
-    }
-    assert Templar(loader, known).evaluate_expression(trust_as_template("__pcie_fabric_wanted"))[0] == first
+    wanted = evaluated(
+        "pcie_fabric", "__pcie_fabric_wanted", pcie_fabric_iommu=given, pcie_fabric_link_power="keep",
+        __pcie_fabric_ways={"cpu_vendor": "AuthenticAMD"},
+    )  # fmt: skip
+    assert wanted[0] == first
+
+
+@pytest.mark.parametrize(
+    ("given", "keys"),
+    [([], []), (["one", "two"], ["one", "two"]), ("", []), ("one", ["one"]), ("one, two", ["one", "two"])],
+)
+def test_keys_in_a_string_are_whole_keys(given: object, keys: list[str]) -> None:
+    assert evaluated("vllm", "__vllm_api_keys", vllm_api_keys=given) == keys
+
+
+@pytest.mark.parametrize("given", [["memory", "fit"], "memory,fit"])
+def test_checks_in_a_string_are_whole_checks(given: object) -> None:
+    arguments = evaluated(
+        "vllm", "__vllm_rehearse", vllm_rehearse_accept=given, vllm_rehearse="full", __vllm_has_engine=False
+    )
+    assert arguments[4:8] == ["--accept", "memory", "--accept", "fit"]
