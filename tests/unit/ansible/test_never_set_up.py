@@ -21,6 +21,7 @@ ANSIBLE = Path(__file__).parents[3] / "ansible"
 def play(directory: Path, tasks: list[dict[str, Any]], **variables: Any) -> str:
     """Run tasks on this machine, which fail, with extra variables; return all that was printed, in one line."""
     content = [{"name": "Try", "hosts": "localhost", "gather_facts": False, "tasks": tasks}]
+    variables |= {"ansible_python_interpreter": sys.executable}
     (directory / "play.yml").write_text(yaml.safe_dump(content))
     done = subprocess.run(
         [
@@ -28,7 +29,6 @@ def play(directory: Path, tasks: list[dict[str, Any]], **variables: Any) -> str:
             str(directory / "play.yml"),
         ],
         env=os.environ | {
-            "PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin",
             "ANSIBLE_CONFIG": str(ANSIBLE / "ansible.cfg"),
             "ANSIBLE_NOCOLOR": "1",
             "COLUMNS": "10000",
