@@ -103,7 +103,9 @@ def is_right(name: nodes.Name, parents: dict[nodes.Node, nodes.Node], expression
         match parent:
             case nodes.Filter(name="default"):
                 pass
-            case nodes.Filter(name=filter_) if child is parent.node:
+            case nodes.Filter(name="map", args=[nodes.Const(value=filter_)]) | nodes.Filter(name=filter_) if (
+                child is parent.node
+            ):
                 return filter_ in CONVERSIONS[OPTIONS[name.name]]
             case nodes.CondExpr() if child is not parent.test:
                 pass
@@ -130,6 +132,7 @@ def is_right(name: nodes.Name, parents: dict[nodes.Node, nodes.Node], expression
         ("'--hold' if nvidia_driver_hold else ''", ["nvidia_driver_hold (bool)"]),
         ("[vllm_gpus, 1] | max > 1", ["vllm_gpus (int)"]),
         ("[vllm_gpus | int, 1] | max > 1", []),
+        ("[vllm_gpus, 1] | map('int') | max > 1", []),
         ("vllm_gpus // 2 == 1", ["vllm_gpus (int)"]),
         ("'of ' ~ vllm_gpus == ''", []),
     ],
