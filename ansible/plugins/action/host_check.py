@@ -1,7 +1,4 @@
-"""Run the module host_check, and show its table: an unchanged task is otherwise not shown at all.
-
-Where lines fail, the role's own failure shows it.
-"""
+"""Run the module host_check, and show its table: an unchanged task is otherwise not shown at all."""
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ class ActionModule(ActionBase):
         """Return what the module returns."""
         result: dict[str, Any] = super().run(tmp, task_vars)
         result |= self._execute_module("host_check", self._task.args, task_vars=task_vars)
-        if "table" in result and not result["failed_checks"]:
+        if "table" in result:
             host = (task_vars or {}).get("inventory_hostname", "")
             self._display.display(f"\n{host}\n{result['table']}\n")
         return result

@@ -38,6 +38,10 @@ table:
   description: The lines as text.
   returned: always
   type: str
+failures:
+  description: What only a person can mend and was not accepted, a line each.
+  returned: always
+  type: str
 failed_checks:
   description: Names of the lines that only a person can mend and that were not accepted.
   returned: always
@@ -47,6 +51,12 @@ report:
   returned: always
   type: dict
 """
+
+
+def _names(accept: list[str] | str) -> tuple[str, ...]:
+    """Read a list, or a string with commas, as the command line gives it."""
+    names = accept.split(",") if isinstance(accept, str) else accept
+    return tuple(name.strip() for name in names if name.strip())
 
 
 def main() -> None:
@@ -61,7 +71,7 @@ def main() -> None:
     )
     given: dict[str, Any] = module.params["wanted"]
     try:
-        wanted = finding.Wanted(**{**given, "accept": tuple(given.get("accept", ()))})
+        wanted = finding.Wanted(**{**given, "accept": _names(given.get("accept", ()))})
         host = machine.read_machine(data=module.params["data_dir"], read_seconds=module.params["data_read_seconds"])
         found = findings.judge(host, wanted)
     except (TypeError, ValueError) as error:
@@ -71,6 +81,7 @@ def main() -> None:
         changed=False,
         findings=report["findings"],
         table=findings.table(found),
+        failures=findings.failures(found),
         failed_checks=[line.name for line in found if line.verdict == "fail"],
         report=report,
     )

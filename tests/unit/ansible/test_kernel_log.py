@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 from pathlib import Path
 
 import pytest
 import yaml
+from aerie_host import nvidia
 
-from aerie.diagnosis.evidence import parse_kernel
+from aerie.diagnosis.evidence import Kind, parse_kernel
 
 REPOSITORY = Path(__file__).parents[3]
 SCRIPT = REPOSITORY / "ansible/roles/vllm/files/kernel-log.sh"
@@ -59,6 +61,15 @@ def test_a_long_log_is_cut_and_its_older_half_kept(tmp_path: Path) -> None:
     sizes = [(tmp_path / name).stat().st_size for name in ("kernel.log", "kernel.log.1")]
     assert 0 < max(sizes) <= 500_000 + 2 * len(line)
     assert sum(sizes) >= 500_000
+
+
+def test_the_line_that_molecule_leaves_in_the_machines_own_log_is_no_lost_gpu_to_host_check() -> None:
+    verify = (REPOSITORY / "ansible/roles/vllm/molecule/default/verify.yml").read_text()
+    lines = [PREFIX.partition("kernel:")[0] + line for line in re.findall(r"echo '(kernel: .*)' >/dev/kmsg", verify)]
+    assert len(lines) == 2
+    assert nvidia.parse_kernel(lines) == ()
+    (evidence,) = parse_kernel("\n".join(lines))
+    assert (evidence.kind, evidence.pci) == (Kind.HARDWARE, "0000:41:00")
 
 
 @pytest.mark.parametrize("unwanted", ["kernel.log", "kernel.log.1"])

@@ -154,6 +154,31 @@ def test_a_value_of_another_type_is_refused_before_anything_runs(plays: Plays) -
     assert plays.ran("a") == []
 
 
+@pytest.mark.parametrize("play", ["site", "check", "verify", "undo"])
+def test_every_play_refuses_what_it_would_otherwise_take_for_nothing(plays: Plays, play: str) -> None:
+    hosts = {"a": {"aerie_gpu": 4, "pcie_fabric_gpu_wait": "{{ -5 }}", "aerie_rack": 7}, "b": {}}
+    code, output = plays.play(
+        play, hosts, "-e", "vllm_api_port=70000 aerie_undo=true", "--tags", "host_chek,host_check"
+    )
+    assert code == 2, output
+    assert plays.ran("a") == plays.ran("b") == []
+    assert "aerie_gpu is no variable of these plays: did you mean aerie_gpus?" in output
+    assert "pcie_fabric_gpu_wait is -5: give a number that is not below 0." in output
+    assert "vllm_api_port is 70000: give a port from 1 to 65535." in output
+    assert f"{play}.yml has no tag host_chek; it has " in output
+    assert "aerie_rack" not in output
+    code, output = plays.play(play, {"b": {}}, "--skip-tags", "vlm", "-e", "aerie_undo=true")
+    assert (code, plays.ran("b")) == (2, [])
+    assert f"{play}.yml has no tag vlm; it has" in output
+
+
+def test_a_playbook_of_the_sites_may_have_tags_of_its_own(plays: Plays) -> None:
+    (plays.root / "whole.yml").write_text("- import_playbook: site.yml\n")
+    code, output = plays.play("whole", {"a": {}}, "--skip-tags", "webserver")
+    assert code == 0, output
+    assert plays.ran("a") == ROLES
+
+
 def test_check_runs_the_one_role_that_changes_nothing(plays: Plays) -> None:
     code, output = plays.play("check", {"full": {}, "laptop": {"aerie_gpus": 0}})
     assert code == 0, output

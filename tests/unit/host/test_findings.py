@@ -190,6 +190,7 @@ def test_without_root_nothing_is_claimed(machine: Callable[..., Machine]) -> Non
         ({"secure_boot": True, "driver": None}, "secure_boot", "fail", "on"),
         ({"secure_boot": None}, "secure_boot", "unknown", "not known (needs root)"),
         ({"cgroup": 1}, "cgroup", "warn", "version 1"),
+        ({"cgroup": None}, "cgroup", "unknown", "not known"),
         ({"time_synchronized": False}, "time_sync", "warn", "not synchronized"),
         ({"time_synchronized": None}, "time_sync", "unknown", "not known (timedatectl does not answer)"),
         ({"time": NOW + 3600}, "clock", "fail", "3600 s ahead of the controller's"),
@@ -420,6 +421,23 @@ def test_what_is_accepted_no_longer_fails(machine: Callable[..., Machine]) -> No
     assert "accepted pcie" in table(judge(host, Wanted(clock=NOW, accept=("pcie",))))
 
 
+@pytest.mark.parametrize("argument", ["systemd.unified_cgroup_hierarchy=0", "systemd.unified_cgroup_hierarchy=false"])
+def test_the_remedy_for_old_cgroups_names_the_argument_that_is_there(
+    argument: str, machine: Callable[..., Machine]
+) -> None:
+    host = mended(machine("eight-two-sockets"), cgroup=1, command_line=f"ro {argument} quiet")
+    assert judged(host)["cgroup"].remedy.startswith(f"remove {argument} from the kernel's arguments")
+    unasked = judged(dataclasses.replace(host, command_line="ro quiet"))["cgroup"].remedy
+    assert "remove" not in unasked
+    assert "add systemd.unified_cgroup_hierarchy=1 to them" in unasked
+
+
+def test_a_clock_of_which_nothing_is_known_has_a_remedy(machine: Callable[..., Machine]) -> None:
+    host = mended(machine("eight-two-sockets"), time_synchronized=None)
+    assert "chronyc tracking" in judged(host)["time_sync"].remedy
+    assert "chronyc tracking" in table(judge(host, Wanted(clock=NOW)))
+
+
 def test_accepting_what_is_no_check_is_an_error() -> None:
     with pytest.raises(ValueError, match=r"no such check: acss. There are: distribution, .*, toolkit$"):
         judge(Machine(), Wanted(accept=("acss",)))
@@ -436,10 +454,21 @@ def test_the_table(machine: Callable[..., Machine]) -> None:
     lines = text.splitlines()
     assert max(map(len, lines)) <= findings.WIDTH
     assert lines[0].split() == ["VERDICT", "CHECK", "VALUE", "WANTED"]
+    # As host_check_accept wants it.
+    assert any(line.startswith("FAIL     above_4g ") for line in lines)
     # Eight cards with the same fault share a line.
     assert sum(line.startswith("FAIL     bar1") for line in lines) == 1
     assert lines[-1] == "9 fail, 1 role (pcie_fabric), 1 warn, 30 ok"
     assert "0000:81:00.0  SYS  SYS  SYS  SYS  X    NODE NODE NODE  node 1" in text
+
+
+def test_what_fails_in_words(machine: Callable[..., Machine]) -> None:
+    found = judge(mended(machine("eight-small-bars")), Wanted(clock=NOW))
+    text = findings.failures(found)
+    assert [line.partition(":")[0] for line in text.splitlines()] == ["bar1", "above_4g"]
+    bars = text.splitlines()[0]
+    assert bars.startswith("bar1: 0000:01:00.0, 0000:21:00.0, ")
+    assert " (wanted: 128 GiB). -> " in bars
 
 
 def test_the_whole_goes_into_json(machine: Callable[..., Machine]) -> None:

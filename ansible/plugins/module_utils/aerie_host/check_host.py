@@ -99,7 +99,14 @@ def kernel(machine: Machine, _: Wanted) -> Iterator[Finding]:
 
 def cgroup(machine: Machine, _: Wanted) -> Iterator[Finding]:
     """Judge the version of cgroups."""
-    remedy = "remove systemd.unified_cgroup_hierarchy=0 from the kernel's arguments, by which it boots so, and reboot"
+    argument = re.search(r"(?<!\S)systemd\.unified_cgroup_hierarchy=\S*", machine.command_line)
+    if argument:
+        remedy = f"remove {argument[0]} from the kernel's arguments, by which it boots so, and reboot"
+    else:
+        remedy = (
+            "none of the kernel's arguments asks for the old one: add systemd.unified_cgroup_hierarchy=1 to them, and "
+            "reboot; in a container it is its host's"
+        )
     value = f"version {machine.cgroup}" if machine.cgroup else "not known"
     right = None if machine.cgroup is None else machine.cgroup == _CGROUP
     yield judged(right, "cgroup", value, "version 2", "warn", remedy)
@@ -107,9 +114,11 @@ def cgroup(machine: Machine, _: Wanted) -> Iterator[Finding]:
 
 def time_sync(machine: Machine, _: Wanted) -> Iterator[Finding]:
     """Judge whether something keeps the clock."""
-    value = {True: "synchronized", False: "not synchronized", None: "not known (timedatectl does not answer)"}[
-        machine.time_synchronized
-    ]
+    if machine.time_synchronized is None:
+        remedy = "look whether another program keeps the clock (chronyc tracking, ntpq -p): timedatectl needs systemd"
+        yield Finding("time_sync", "not known (timedatectl does not answer)", "synchronized", "unknown", remedy)
+        return
+    value = "synchronized" if machine.time_synchronized else "not synchronized"
     remedy = "set up systemd-timesyncd or chrony: timedatectl set-ntp true, then timedatectl show -p NTPSynchronized"
     yield judged(machine.time_synchronized, "time_sync", value, "synchronized", "warn", remedy)
 

@@ -81,15 +81,27 @@ def table(findings: list[Finding]) -> str:
     lines = [_row("VERDICT", "CHECK", "VALUE", "WANTED")]
     for finding, subjects in _together(findings):
         verdict = "accepted" if finding.accepted else finding.verdict
-        value = f"{', '.join(subjects)}: {finding.value}" if subjects else finding.value
         shown = verdict.upper() if verdict == "fail" else verdict
-        lines.append(_row(shown, finding.check.replace("_", " "), value, finding.wanted))
+        lines.append(_row(shown, finding.check, _value(finding, subjects), finding.wanted))
         lines += [_INDENT + line for line in finding.detail]
         if finding.remedy and finding.verdict != "ok":
             lines.append(
                 textwrap.fill(f"-> {finding.remedy}", WIDTH, initial_indent=_INDENT, subsequent_indent=_INDENT + "   ")
             )
     return "\n".join([*lines, "", summary(findings)])
+
+
+def failures(findings: list[Finding]) -> str:
+    """Tell what only a person can mend, a line each, for a message."""
+    failed = [finding for finding in findings if finding.verdict == "fail"]
+    return "\n".join(
+        f"{finding.check}: {_value(finding, subjects)} (wanted: {finding.wanted}). -> {finding.remedy}"
+        for finding, subjects in _together(failed)
+    )
+
+
+def _value(finding: Finding, subjects: list[str]) -> str:
+    return f"{', '.join(subjects)}: {finding.value}" if subjects else finding.value
 
 
 _COLUMNS = (9, 16, 56, 37)  # characters, of which the last of each stays free

@@ -1,0 +1,80 @@
+"""What the plays complain of before they begin: names, sizes and tags."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[3] / "ansible/plugins/lookup"))
+from complaints import ANSIBLE, INTERNAL, of_names, of_sizes, of_tags, read_options, read_tags
+
+OPTIONS = read_options(ANSIBLE)
+ROLES = ["host_check", "nvidia_driver", "docker", "nvidia_container_toolkit", "pcie_fabric", "vllm"]
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("aerie_gpu", "aerie_gpus"),
+        ("aerie_gpsu", "aerie_gpus"),
+        ("aerie_reboot", "aerie_reboot_ok"),
+        ("host_chek_accept", "host_check_accept"),
+        ("vllm_apiport", "vllm_api_port"),
+        ("nvidia_driver_reboot", "nvidia_driver_reboot_ok"),
+    ],
+)
+def test_a_name_that_is_nearly_one_is_told_which(name: str, meant: str) -> None:
+    assert of_names([name, "aerie_gpus"], OPTIONS) == [f"{name} is no variable of these plays: did you mean {meant}?"]
+
+
+def test_other_names_are_the_sites_own() -> None:
+    # Of geerlingguy.docker, nvidia.nvidia_driver, Ansible itself, roles' own, and a site's.
+    names = ["docker_packages", "docker_packages_state", "docker_daemon_options", "docker_users", "docker_edition"]
+    names += ["nvidia_driver_package_version", "nvidia_driver_skip_reboot", "nvidia_driver_package_state"]
+    names += ["ansible_aerie_gpu", "__vllm_api_ports", "groups", "inventory_hostname", "aerie_rack", "vllm_owner"]
+    names += ["nvidia_container_toolkit_image", "vllm_port"]
+    assert of_names([*names, *OPTIONS], OPTIONS) == []
+
+
+def test_what_roles_and_plays_tell_each_other_is_no_complaint() -> None:
+    texts = [path.read_text() for path in [*ANSIBLE.glob("*.yml"), *ANSIBLE.glob("tasks/*"), *ANSIBLE.glob("vars/*")]]
+    texts += [path.read_text() for path in ANSIBLE.glob("roles/*/tasks/*.yml")]
+    name = rf"(?:aerie|{'|'.join(ROLES)})_\w+"
+    written = {found for text in texts for found in re.findall(rf"^ *(?:register: *)?({name})\b", text, re.MULTILINE)}
+    assert of_names(written, OPTIONS) == []
+    assert {name for name in written if name.startswith("aerie_")} - OPTIONS.keys() <= INTERNAL <= written
+
+
+@pytest.mark.parametrize(
+    ("values", "complaint"),
+    [
+        ({"aerie_gpus": -1}, "aerie_gpus is -1: give a number that is not below 0."),
+        ({"host_check_vram_gib": "-0.5"}, "host_check_vram_gib is -0.5: give a number that is not below 0."),
+        ({"vllm_api_port": -1}, "vllm_api_port is -1: give a port from 1 to 65535."),
+        ({"vllm_status_port": "65536"}, "vllm_status_port is 65536: give a port from 1 to 65535."),
+        ({"aerie_serial": 0}, "aerie_serial is 0: give a number of hosts from 1 on, or a share such as 25%."),
+        ({"aerie_serial": "0%"}, "aerie_serial is 0%: give a number of hosts from 1 on, or a share such as 25%."),
+        ({"aerie_serial": "one"}, "aerie_serial is one: give a number of hosts from 1 on, or a share such as 25%."),
+    ],
+)  # fmt: skip
+def test_a_number_out_of_range(values: dict[str, Any], complaint: str) -> None:
+    assert of_sizes(values, OPTIONS) == [complaint]
+
+
+def test_numbers_in_range_and_what_others_judge() -> None:
+    values: dict[str, Any] = {name: option["default"] for name, option in OPTIONS.items() if "default" in option}
+    assert of_sizes(values, OPTIONS) == []
+    assert of_sizes({"aerie_gpus": "eight", "vllm_api_port": "65535", "aerie_serial": "1"}, OPTIONS) == []
+
+
+@pytest.mark.parametrize("play", ["site", "verify", "undo", "check"])
+def test_a_tag_that_the_play_does_not_have(play: str) -> None:
+    tags = read_tags(ANSIBLE / f"{play}.yml")
+    assert sorted(tags) == (["host_check"] if play == "check" else sorted(ROLES))
+    assert of_tags(["all", "always", *tags], f"{play}.yml", tags) == []
+    (complaint,) = of_tags(["host_chek", tags[0]], f"{play}.yml", tags)
+    assert complaint == f"{play}.yml has no tag host_chek; it has {', '.join(tags)}."
