@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 from aerie_host import machine as host
 from aerie_host.machine import NOT_THERE, Docker, Limits, Machine, Storage, Toolkit, read_machine
-from conftest import programs
+from described import programs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

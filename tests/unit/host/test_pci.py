@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from aerie_host import lspci, pci
 from build import config_space, machine
-from conftest import MACHINES
+from described import MACHINES
 
 if TYPE_CHECKING:
     from collections.abc import Callable
