@@ -1,4 +1,4 @@
-"""What the roles say where nothing was set up yet: their checks, a preflight, and what becomes of a value."""
+"""What the roles say where nothing was set up yet, or hangs: their checks, a preflight, and what becomes of a value."""
 
 from __future__ import annotations
 
@@ -56,6 +56,22 @@ def test_nothing_is_served_where_the_service_never_was(tmp_path: Path) -> None:
     assert message == (
         f"Nothing is served from {directory} on localhost, for there is no compose project: run site.yml, which makes "
         "it, or set vllm_project_dir to the directory that it was given."
+    )
+
+
+def test_an_answer_is_not_waited_for_without_end(tmp_path: Path) -> None:
+    (tmp_path / ".env").touch()
+    (tmp_path / "docker").write_text("#!/bin/sh\ncase $* in *' aerie ask '*) exec sleep 100 ;; esac\n")
+    (tmp_path / "docker").chmod(0o755)
+    path = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    output = play(
+        tmp_path, [{"block": [role("vllm", "verify.yml")], "environment": path}],
+        vllm_project_dir=str(tmp_path), __vllm_has_unit=False, __vllm_answer_seconds=1,
+    )  # fmt: skip
+    (message,) = messages(output)
+    assert message == (
+        f"The service in {tmp_path} gives no completion. Nothing came in 1 s, not from the engine, and not from "
+        f"Docker: see `docker compose logs` in {tmp_path}, and whether `docker ps` answers."
     )
 
 
