@@ -212,6 +212,12 @@ def test_a_stop_without_docker_fails_and_says_what_may_run_on(unit: Unit, file: 
     assert (code, out.splitlines()[-1]) == (1, told)
 
 
+def test_a_stop_after_docker_was_removed_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ConnectionError, match="docker cannot be run: No such file or directory"):
+        Project(tmp_path, "aerie", "vllm").stop()
+
+
 def test_what_docker_refuses_is_the_last_thing_it_says(unit: Unit) -> None:
     (unit.directory / "refuses").write_text(
         "Container a  Creating\nError response from daemon: No such image: aerie:x\n"
