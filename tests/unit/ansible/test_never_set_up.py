@@ -84,6 +84,19 @@ def test_a_role_that_never_ran_is_named_once(tmp_path: Path) -> None:
     )
 
 
+def test_an_initramfs_that_the_role_cannot_make_is_told(tmp_path: Path) -> None:
+    output = play(
+        tmp_path, [role("nvidia_driver", "initramfs.yml")], __nvidia_driver_has={"initramfs": ""},
+        __nvidia_driver_initramfs={"stdout_lines": ["6.1.0-40-amd64", "6.1.0-41-amd64"]},
+    )  # fmt: skip
+    (message,) = messages(output)
+    assert message == (
+        "The initramfs of localhost still loads what /etc/modprobe.d said before, nouveau perhaps, and neither "
+        "update-initramfs nor dracut is there to make it anew (6.1.0-40-amd64, 6.1.0-41-amd64): let the program do so "
+        "that made it, then run this again."
+    )
+
+
 def test_a_preflight_says_its_reason_and_nothing_else(tmp_path: Path) -> None:
     facts = {"ansible.builtin.setup": {"gather_subset": ["!all", "!min", "service_mgr", "user_id", "architecture"]}}
     output = play(tmp_path, [facts, role("vllm", "preflight.yml")], vllm_api_port="8001", vllm_flavour="cpu")
