@@ -93,10 +93,10 @@ def _fits(value: Any, option: dict[str, Any]) -> bool:
             # Of a string Ansible would make one where it checks it, and leave the roles the string.
             return isinstance(value, dict)
         case "list":
-            # Roles split strings at commas. One that is a list in JSON would come to pieces with brackets and quotes.
+            # Roles split a string at its commas. A list in JSON would come to pieces with brackets and quotes.
             if isinstance(value, list):
                 return all(_fits(element, {"type": option["elements"]}) for element in value)
-            return isinstance(value, (str, int, float)) and not str(value).lstrip().startswith("[")
+            return isinstance(value, str) and not value.lstrip().startswith("[")
         case scalar:
             try:
                 getattr(validation, f"check_type_{scalar}")(value)
@@ -114,8 +114,10 @@ def _shown(value: Any, option: dict[str, Any]) -> str:
         case list():
             inner = next((element for element in value if isinstance(element, (dict, list))), None)
             return "a list" if inner is None else f"a list with {_shown(inner, option)} in it"
+        case _ if option.get("no_log"):
+            return "a string" if isinstance(value, str) else "a number"
         case _:
-            return "a string" if option.get("no_log") else repr(value)
+            return repr(value)
 
 
 def _wanted(name: str, value: Any, option: dict[str, Any]) -> str:

@@ -78,6 +78,8 @@ def test_what_roles_and_plays_tell_each_other_is_no_complaint() -> None:
         ("docker_daemon_config", [], "docker_daemon_config is a list: give a dictionary"),
         ("host_check_accept", {"acs": True}, "host_check_accept is a dictionary: give a list"),
         ("host_check_accept", '["acs"]', "host_check_accept is '[\"acs\"]': give a list"),
+        ("vllm_rehearse_accept", 5, "vllm_rehearse_accept is 5: give a list"),
+        ("vllm_api_keys", 5, "vllm_api_keys is a number: give a list"),
         ("host_check_accept", [{"acs": True}], "host_check_accept is a list with a dictionary in it: give a list"),
     ],
 )
