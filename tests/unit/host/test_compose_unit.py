@@ -207,7 +207,7 @@ def test_a_stop_without_docker_fails_and_says_what_may_run_on(unit: Unit, file: 
     assert unit.process
     unit.process.terminate()
     code, out, _ = unit.ended()
-    told = f"not stopped, and the container may run on: {why}. See `systemctl status docker`; once it answers, "
+    told = f"not stopped, and the container may run on ({why}): once Docker answers (systemctl status docker), "
     told += f"`docker compose stop` in {unit.directory} stops it"
     assert (code, out.splitlines()[-1]) == (1, told)
 

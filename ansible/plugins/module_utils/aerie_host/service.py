@@ -226,8 +226,8 @@ def stop(project: Project) -> int:
     except ConnectionError as error:
         print(error, file=sys.stderr, flush=True)
         tell(
-            f"not stopped, and the container may run on: {str(error).splitlines()[-1]}. "
-            f"See `systemctl status docker`; once it answers, `docker compose stop` in {project.directory} stops it"
+            f"not stopped, and the container may run on ({str(error).splitlines()[-1]}): "
+            f"once Docker answers (systemctl status docker), `docker compose stop` in {project.directory} stops it"
         )
         return 1
     return 0
