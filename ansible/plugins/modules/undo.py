@@ -61,6 +61,11 @@ options:
         Without it what somebody else changes cannot be told from what the role wrote, and is undone.
     type: bool
     default: false
+  only:
+    description: With C(restore), names of what alone is put back, for a role that does not set it any more.
+    type: list
+    elements: str
+    default: []
   keep_packages:
     description: With C(restore), a reason for which packages, units and holds stay as they are.
     type: str
@@ -120,7 +125,11 @@ def restore(module: AnsibleModule) -> dict[str, Any]:
     """Put back what is recorded for a role."""
     role = module.params["restore"]
     outcome = undo_host.restore(
-        undo_host.load(), role, check=module.check_mode, keep_packages=module.params["keep_packages"]
+        undo_host.load(),
+        role,
+        check=module.check_mode,
+        only=module.params["only"],
+        keep_packages=module.params["keep_packages"],
     )
     return {
         "changed": bool(outcome.did),
@@ -147,6 +156,7 @@ def main() -> None:
             "packages": switch,
             "installed": switch,
             "written": switch,
+            "only": names,
             "keep_packages": {"type": "str", "default": ""},
         },
         required_one_of=[("record", "restore")],

@@ -5,7 +5,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -87,12 +87,10 @@ def _terminated(_number: int, _frame: FrameType | None) -> NoReturn:
 
 
 def _prove_gpus(options: Options, report: Report, say: Callable[[str], None]) -> None:
-    devices, addresses = gpus.devices(), gpus.pci_addresses()
-    report.gpus = [
-        Gpu(device.name, address, node_of(address)) for device, address in zip(devices, addresses, strict=True)
-    ]
+    seen = gpus.seen()
+    report.gpus = [_gpu(each) for each in seen]
     count = len(report.gpus)
-    if why := _obstacle(count):
+    if why := _silence(seen) or _obstacle(count):
         report.untried = why
         return
     environment = _environment()
@@ -109,6 +107,28 @@ def _prove_gpus(options: Options, report: Report, say: Callable[[str], None]) ->
     if (options.compare or report.verdict is not Verdict.WORKS) and not report.survivors:
         say(f"all-reduce with {_DISABLE}=1")
         report.fallback = all_reduce("nccl", count, {**environment, _DISABLE: "1"}, options.deadline, say)
+
+
+def _gpu(seen: gpus.Seen) -> Gpu:
+    name = seen.device.name if seen.device else "unknown"
+    return Gpu(name, seen.address, node_of(seen.address) if seen.address else -1)
+
+
+def _silence(seen: Sequence[gpus.Seen]) -> str:
+    """Return which GPUs cannot be asked, empty where all can."""
+    silent = [
+        f"GPU {number} ({each.address or 'address unknown'}) cannot be asked: NVML says {each.fault}"
+        for number, each in enumerate(seen)
+        if each.device is None
+    ]
+    if not silent:
+        return ""
+    # Nor can it be told whether somebody works with one.
+    return (
+        f"{'; '.join(silent)}. A path to one that is lost could hang, so nothing is tried: see the kernel's log for "
+        "Xid (journalctl -k), restart the host, or leave it out by CUDA_VISIBLE_DEVICES. Parts of a GPU (MIG) are no "
+        "pair"
+    )
 
 
 def _obstacle(count: int) -> str:

@@ -28,6 +28,29 @@ class Device:
     cores: int
 
 
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A visible GPU, whether it can be asked or not."""
+
+    address: str
+    """On the PCI bus, as NVML writes it; empty where it does not say."""
+    device: Device | None
+    fault: str
+    """Why there is no device, in NVML's words."""
+
+
+def seen() -> tuple[Seen, ...]:
+    """Return the visible GPUs, those that cannot be asked among them; () where NVML itself does not answer."""
+    if pynvml is None:
+        return ()
+    try:
+        _connect()
+        names = _visible(os.environ)
+    except pynvml.NVMLError:
+        return ()
+    return tuple(map(_seen, names))
+
+
 def devices() -> tuple[Device, ...]:
     """Return the visible GPUs; () where one cannot be asked, as a part of a GPU that MIG cut."""
     return _each(_device)
@@ -64,7 +87,7 @@ def busy_percent() -> tuple[int, ...]:
 
 def pci_addresses() -> tuple[str, ...]:
     """Return where each visible GPU sits on the PCI bus, as NVML writes it; () where no GPU can be asked."""
-    return _each(lambda gpu: os.fsdecode(pynvml.nvmlDeviceGetPciInfo(gpu).busId))
+    return _each(_address)
 
 
 def released(baseline: Sequence[int], used: Sequence[int]) -> bool:
@@ -73,6 +96,20 @@ def released(baseline: Sequence[int], used: Sequence[int]) -> bool:
     GPUs that cannot be asked any more hold nothing that waiting could bring back: True.
     """
     return all(now <= before + _CONTEXTS for before, now in zip(baseline, used, strict=False))
+
+
+def _seen(name: str) -> Seen:
+    address = ""
+    try:
+        gpu = _handle(name)
+        address = _address(gpu)
+        return Seen(address, _device(gpu), "")
+    except pynvml.NVMLError as error:
+        return Seen(address, None, str(error))
+
+
+def _address(gpu: Any) -> str:
+    return os.fsdecode(pynvml.nvmlDeviceGetPciInfo(gpu).busId)
 
 
 def _device(gpu: Any) -> Device:
@@ -90,7 +127,7 @@ def _each(ask: Callable[[Any], _Answer]) -> tuple[_Answer, ...]:
         return ()
     try:
         _connect()
-        return tuple(ask(gpu) for gpu in _visible(os.environ))
+        return tuple(ask(_handle(name)) for name in _visible(os.environ))
     except pynvml.NVMLError:
         return ()
 
@@ -101,18 +138,18 @@ def _connect() -> None:
     pynvml.nvmlInit()
 
 
-def _visible(environment: Mapping[str, str]) -> list[Any]:
-    """Return the handles of the GPUs that `CUDA_VISIBLE_DEVICES` names by number or identifier; all where it is unset.
+def _visible(environment: Mapping[str, str]) -> list[str]:
+    """Return the GPUs that `CUDA_VISIBLE_DEVICES` names by number or identifier; all numbers where it is unset.
 
     The numbers are NVML's own, in the order of the PCI bus, as vLLM takes them.
     """
     chosen = environment.get(_VISIBLE)
     if chosen is None:
-        return [pynvml.nvmlDeviceGetHandleByIndex(number) for number in range(pynvml.nvmlDeviceGetCount())]
-    names = [name.strip() for name in chosen.split(",") if name.strip()]
-    return [
-        pynvml.nvmlDeviceGetHandleByIndex(int(name))
-        if name.isdigit()
-        else pynvml.nvmlDeviceGetHandleByUUID(name.encode())
-        for name in names
-    ]
+        return [str(number) for number in range(pynvml.nvmlDeviceGetCount())]
+    return [name.strip() for name in chosen.split(",") if name.strip()]
+
+
+def _handle(name: str) -> Any:
+    if name.isdigit():
+        return pynvml.nvmlDeviceGetHandleByIndex(int(name))
+    return pynvml.nvmlDeviceGetHandleByUUID(name.encode())

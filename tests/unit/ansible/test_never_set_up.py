@@ -1,4 +1,4 @@
-"""What the roles say where nothing was set up yet: their checks, a preflight, and what becomes of a value."""
+"""What the roles say where nothing was set up yet, or hangs: their checks, a preflight, and what becomes of a value."""
 
 from __future__ import annotations
 
@@ -59,12 +59,41 @@ def test_nothing_is_served_where_the_service_never_was(tmp_path: Path) -> None:
     )
 
 
+def test_an_answer_is_not_waited_for_without_end(tmp_path: Path) -> None:
+    (tmp_path / ".env").touch()
+    (tmp_path / "docker").write_text("#!/bin/sh\ncase $* in *' aerie ask '*) exec sleep 100 ;; esac\n")
+    (tmp_path / "docker").chmod(0o755)
+    path = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    output = play(
+        tmp_path, [{"block": [role("vllm", "verify.yml")], "environment": path}],
+        vllm_project_dir=str(tmp_path), __vllm_has_unit=False, __vllm_answer_seconds=1,
+    )  # fmt: skip
+    (message,) = messages(output)
+    assert message == (
+        f"The service in {tmp_path} gives no completion. Nothing came in 1 s, not from the engine, and not from "
+        f"Docker: see `docker compose logs` in {tmp_path}, and whether `docker ps` answers."
+    )
+
+
 def test_a_role_that_never_ran_is_named_once(tmp_path: Path) -> None:
     output = play(tmp_path, [role("pcie_fabric", "verify.yml")], __pcie_fabric_json=f"{tmp_path}/fabric.json")
     (message,) = messages(output)
     assert message == (
         f"Role pcie_fabric has not run on localhost, for there is no {tmp_path}/fabric.json, which it writes: "
         "run site.yml."
+    )
+
+
+def test_an_initramfs_that_the_role_cannot_make_is_told(tmp_path: Path) -> None:
+    output = play(
+        tmp_path, [role("nvidia_driver", "initramfs.yml")], __nvidia_driver_has={"initramfs": ""},
+        __nvidia_driver_initramfs={"stdout_lines": ["6.1.0-40-amd64", "6.1.0-41-amd64"]},
+    )  # fmt: skip
+    (message,) = messages(output)
+    assert message == (
+        "The initramfs of localhost still loads what /etc/modprobe.d said before, nouveau perhaps, and neither "
+        "update-initramfs nor dracut is there to make it anew (6.1.0-40-amd64, 6.1.0-41-amd64): let the program do so "
+        "that made it, then run this again."
     )
 
 

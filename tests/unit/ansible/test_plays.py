@@ -150,7 +150,7 @@ def test_hosts_one_after_the_other(plays: Plays) -> None:
 def test_a_value_of_another_type_is_refused_before_anything_runs(plays: Plays) -> None:
     code, output = plays.play("site", {"a": {"aerie_gpus": "eight"}})
     assert code == 2
-    assert "argument 'aerie_gpus' is of type str and we were unable to convert to int" in output
+    assert "aerie_gpus is 'eight': give a whole number. GPUs that the host has" in output
     assert plays.ran("a") == []
 
 

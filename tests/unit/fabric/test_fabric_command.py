@@ -15,7 +15,7 @@ from aerie.fabric.all_reduce import Reduction, State
 from aerie.fabric.pairs import Pair, Tried, in_rounds
 from aerie.fabric.pairs import State as Moved
 from aerie.fabric.sizes import REDUCTIONS
-from aerie.supervisor.gpus import Device
+from aerie.supervisor.gpus import Device, Seen
 from aerie.supervisor.tree import Survivor
 
 GIB = 2**30
@@ -31,6 +31,7 @@ def machine(monkeypatch):
         hangs = False
         survivors = ()
         nodes = (-1, -1, -1, -1)
+        faults: dict[int, Seen] = {}  # noqa: RUF012 - replaced, never changed
         reduced: list[dict[str, str]] = []  # noqa: RUF012 - made anew for each test
 
         @property
@@ -51,8 +52,11 @@ def machine(monkeypatch):
         return Reduction(backend, ranks, State.HUNG if hangs else State.WORKS, "rank 1" if hangs else "", seconds)
 
     device = Device("RTX PRO 6000", (12, 0), 96 * GIB, 24064)
-    monkeypatch.setattr(command.gpus, "devices", lambda: (device,) * len(machine.used))
-    monkeypatch.setattr(command.gpus, "pci_addresses", lambda: tuple(map(str, range(len(machine.used)))))
+    monkeypatch.setattr(
+        command.gpus,
+        "seen",
+        lambda: tuple(machine.faults.get(n, Seen(str(n), device, "")) for n in range(len(machine.used))),
+    )
     monkeypatch.setattr(command, "node_of", lambda address: machine.nodes[int(address)])
     monkeypatch.setattr(command.gpus, "used_bytes", lambda: machine.used)
     monkeypatch.setattr(command, "try_pairs", lambda *_: machine.tried)
@@ -121,6 +125,24 @@ def test_nothing_is_tried_where_there_is_no_pair_or_somebody_is_at_work(machine,
     assert run() == 3
     assert machine.reduced == []
     assert f"unproven: {why}" in capsys.readouterr().out
+
+
+def test_a_gpu_that_cannot_be_asked_is_named_and_the_report_still_comes(machine, capsys):
+    machine.faults = {1: Seen("1", None, "Not Supported"), 3: Seen("", None, "GPU is lost")}
+    assert run("--json", "-") == 3
+    out, err = capsys.readouterr()
+    assert machine.reduced == []
+    why = "GPU 1 (1) cannot be asked: NVML says Not Supported; "
+    why += "GPU 3 (address unknown) cannot be asked: NVML says GPU is lost. "
+    assert f"unproven: {why}" in err
+    report = json.loads(out)
+    assert report["why"].startswith(why)
+    assert [(gpu["number"], gpu["name"], gpu["address"]) for gpu in report["gpus"]] == [
+        (0, "RTX PRO 6000", "0"),
+        (1, "unknown", "1"),
+        (2, "RTX PRO 6000", "2"),
+        (3, "unknown", ""),
+    ]
 
 
 def test_nothing_more_is_tried_beside_a_process_that_cannot_be_ended(machine, capsys):

@@ -106,6 +106,7 @@ DOCKER = r"""#!/bin/sh
 # A container is the file `container`, of the words state and exit code.
 cd "${0%/*}"
 echo "$*" >>calls
+[ ! -e hangs ] || exec sleep 60
 case $1 in
   compose)
     [ ! -e refuses ] || { cat refuses >&2; exit 1; }
@@ -136,7 +137,7 @@ class Unit:
 
     def start(self, **environment: str) -> None:
         code = f"import sys; sys.path.insert(0, {str(HOST.parent)!r}); from aerie_host import service; "
-        code += "sys.exit(service.main(sys.argv[1:]))"
+        code += "service.ANSWER_SECONDS = 1; sys.exit(service.main(sys.argv[1:]))"
         given = ["--directory", str(self.directory), "--project", "aerie", "--gpus", "0"]
         self.process = subprocess.Popen(
             [sys.executable, "-c", code, *given],
@@ -190,6 +191,31 @@ def test_it_leaves_the_container_to_a_docker_that_keeps_it(unit: Unit) -> None:
     code, out, _ = unit.ended()
     assert (code, out.splitlines()[-1]) == (0, "Docker is restarted and keeps the container")
     assert (unit.directory / "container").read_text() == "running 0\n"
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "why"),
+    [
+        ("refuses", "Cannot connect to the Docker daemon\n", "Cannot connect to the Docker daemon"),
+        ("hangs", "", "Docker does not answer within 1 s"),
+    ],
+)
+def test_a_stop_without_docker_fails_and_says_what_may_run_on(unit: Unit, file: str, text: str, why: str) -> None:
+    unit.start()
+    unit.told("STATUS=serving")
+    (unit.directory / file).write_text(text)
+    assert unit.process
+    unit.process.terminate()
+    code, out, _ = unit.ended()
+    told = f"not stopped, and the container may run on ({why}): once Docker answers (systemctl status docker), "
+    told += f"`docker compose stop` in {unit.directory} stops it"
+    assert (code, out.splitlines()[-1]) == (1, told)
+
+
+def test_a_stop_after_docker_was_removed_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ConnectionError, match="docker cannot be run: No such file or directory"):
+        Project(tmp_path, "aerie", "vllm").stop()
 
 
 def test_what_docker_refuses_is_the_last_thing_it_says(unit: Unit) -> None:

@@ -241,6 +241,12 @@ def test_without_root_nothing_is_claimed(machine: Callable[..., Machine]) -> Non
             "role",
             "28.3.2, compose none, data in /var/lib/docker",
         ),
+        (
+            {"docker": Docker("28.3.2", "2.38.2", "/var/lib/docker", disabled=True)},
+            "docker",
+            "warn",
+            "28.3.2, compose 2.38.2, data in /var/lib/docker, disabled",
+        ),
         # What works no role replaces.
         (
             {"docker": Docker("20.10.24", "", "/var/lib/docker")},

@@ -170,6 +170,12 @@ def test_docker_that_answers(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize(("said", "disabled"), [("disabled\n", True), ("enabled\n", False), ("", False)])
+def test_docker_that_no_boot_starts(tmp_path: Path, said: str, disabled: bool) -> None:  # noqa: FBT001
+    run = answers({"docker info": (0, '{"ServerVersion": "28.3.2"}'), "systemctl is-enabled docker.service": (1, said)})
+    assert read_machine(tmp_path, run=run).docker.disabled is disabled
+
+
 @pytest.mark.parametrize(
     ("reply", "problem"),
     [

@@ -202,6 +202,54 @@ def test_values_come_back(tmp_path: Path, state: Path, machine: Machine) -> None
     assert outcome.did == [f"{value}: 1, as before"]
 
 
+def test_only_what_is_named_comes_back_and_the_rest_stays_recorded(
+    tmp_path: Path, state: Path, machine: Machine
+) -> None:
+    one, other, file = tmp_path / "numa_balancing", tmp_path / "governor", tmp_path / "made/file"
+    one.write_text("1\n")
+    other.write_text("schedutil\n")
+    record = {"role": Entry()}
+    entry = record["role"]
+    undo_host.record_first(entry, "values", [str(one), str(other)])
+    undo_host.record_first(entry, "files", [str(file)])
+    undo.note_start(entry, undo_host.packages())
+    machine.packages["new"] = "ii"
+    undo.note_installed(entry, undo_host.packages())
+    file.parent.mkdir()
+    for path in (one, other, file):
+        path.write_text("of the role\n")
+    undo_host.record_written(entry)
+    record = again(record, state)
+    only = [str(one), str(tmp_path / "never recorded")]
+    assert undo_host.restore(record, "role", check=True, only=only, state=state).did == [f"{one}: 1, as before"]
+    outcome = undo_host.restore(record, "role", check=False, only=only, state=state)
+    assert (outcome.did, outcome.kept) == ([f"{one}: 1, as before"], [])
+    assert (one.read_text(), other.read_text(), file.exists()) == ("1\n", "of the role\n", True)
+
+    # The role may set it again, and what is there by then is what comes back.
+    record = undo_host.load(state)
+    assert undo_host.record_first(record["role"], "values", [str(one), str(other)]) == [str(one)]
+    undo_host.restore(again(record, state), "role", check=False, state=state)
+    assert (other.read_text(), file.parent.exists(), machine.packages.get("new")) == ("schedutil\n", False, None)
+
+
+def test_what_somebody_changed_since_stays_recorded_beside_the_rest(
+    tmp_path: Path, state: Path, machine: Machine
+) -> None:
+    one, other = tmp_path / "one", tmp_path / "other"
+    record = {"role": Entry()}
+    for path in (one, other):
+        path.write_text("before")
+    undo_host.record_first(record["role"], "values", [str(one), str(other)])
+    for path in (one, other):
+        path.write_text("of the role")
+    undo_host.record_written(record["role"])
+    one.write_text("of an operator")
+    outcome = undo_host.restore(again(record, state), "role", check=False, only=[str(one)], state=state)
+    assert outcome.kept == [f"{one}: kept, somebody changed it since: of an operator"]
+    assert undo_host.load(state)["role"].things["values"].keys() == {str(one), str(other)}
+
+
 def test_units_and_holds_come_back_around_the_packages(state: Path, machine: Machine) -> None:
     machine.enabled = {"old.service": "enabled"}
     machine.active = {"old.service": "active"}

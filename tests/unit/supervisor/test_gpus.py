@@ -13,8 +13,9 @@ class Nvml:
     class NVMLError(Exception):
         pass
 
-    def __init__(self, used, *, broken=False):
+    def __init__(self, used, *, broken=False, lost=(), nameless=()):
         self.used, self.broken, self.starts = used, broken, 0
+        self.lost, self.nameless = lost, nameless
 
     def nvmlInit(self):
         self.starts += 1
@@ -27,6 +28,8 @@ class Nvml:
     def nvmlDeviceGetHandleByIndex(self, number):
         if number >= len(self.used):
             raise self.NVMLError
+        if number in self.lost:
+            raise self.NVMLError("GPU is lost")
         return number
 
     def nvmlDeviceGetHandleByUUID(self, name):
@@ -42,7 +45,9 @@ class Nvml:
         reserved = {"reserved": TOTAL - 101_972_967_424} if version == self.nvmlMemory_v2 else {}
         return type("Memory", (), {"used": self.used[gpu], "free": TOTAL - self.used[gpu], "total": TOTAL, **reserved})
 
-    def nvmlDeviceGetName(self, _):
+    def nvmlDeviceGetName(self, gpu):
+        if gpu in self.nameless:
+            raise self.NVMLError("Not Supported")
         return "NVIDIA RTX PRO 6000 Blackwell Server Edition"
 
     def nvmlDeviceGetCudaComputeCapability(self, _):
@@ -128,3 +133,23 @@ def test_what_the_gpus_are(nvml):
 def test_a_driver_that_does_not_answer(nvml):
     nvml(0, broken=True)
     assert (gpus.devices(), gpus.driver()) == ((), None)
+
+
+def test_one_gpu_that_cannot_be_asked_is_told_among_the_others(nvml):
+    nvml(0, 0, 0, lost=[1], nameless=[2])
+    assert gpus.devices() == (), "nobody shall take two GPUs for all"
+    first, lost, nameless = gpus.seen()
+    assert (first.address, first.device.name, first.fault) == (
+        "00000000:40:00.0",
+        "NVIDIA RTX PRO 6000 Blackwell Server Edition",
+        "",
+    )
+    assert lost == gpus.Seen("", None, "GPU is lost")
+    assert nameless == gpus.Seen("00000002:42:00.0", None, "Not Supported")
+
+
+def test_without_a_driver_none_is_seen(nvml, monkeypatch):
+    nvml(0, broken=True)
+    assert gpus.seen() == ()
+    monkeypatch.setattr(gpus, "pynvml", None)
+    assert gpus.seen() == ()

@@ -274,6 +274,10 @@ def docker(machine: Machine, wanted: Wanted) -> Iterator[Finding]:
         yield Finding("docker", value, figure, "fail", remedy)
         return
     right = version_of(engine.compose) >= version_of(wanted.least_compose)
+    if right and engine.disabled:
+        remedy = "aerie.service starts it at a boot, for other containers nothing does: systemctl enable docker"
+        yield Finding("docker", f"{value}, disabled", figure, "warn", remedy)
+        return
     yield judged(right, "docker", value, figure, "role", "role docker adds what is missing", role="docker")
 
 

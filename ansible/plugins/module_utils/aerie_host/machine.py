@@ -91,6 +91,7 @@ class Docker:
     root: str = ""
     cdi: tuple[str, ...] = ()  # the devices that the engine itself has found
     problem: str = ""
+    disabled: bool = False  # by itself no boot starts it
 
 
 @dataclass(frozen=True)
@@ -469,6 +470,7 @@ def _docker(run: Run) -> Docker:
         compose=run(["docker", "compose", "version", "--short"])[1].strip().lstrip("v"),
         root=str(info.get("DockerRootDir", "")),
         cdi=tuple(str(device.get("ID")) for device in info.get("DiscoveredDevices") or []),
+        disabled=run(["systemctl", "is-enabled", "docker.service"])[1].strip() == "disabled",
     )
 
 

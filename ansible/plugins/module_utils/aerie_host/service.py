@@ -27,6 +27,8 @@ REPLACED_SECONDS = 10.0
 """How long a stopped container may take to be followed by another: compose replaces it, or somebody restarts it."""
 DOCKER_SECONDS = 5.0
 """Between two questions to a Docker daemon that does not answer."""
+ANSWER_SECONDS = 30.0
+"""How long a stop waits for a Docker daemon that hangs, before it asks it for anything that takes its time."""
 SHOWN_LINES = 20
 """Of what Docker says where it refuses."""
 
@@ -70,27 +72,35 @@ class Project:
         self.name = name
         self.service = service
 
-    def _docker(self, *arguments: str) -> tuple[int, str]:
-        done = subprocess.run(
-            ["docker", *arguments],
-            cwd=self.directory,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        return done.returncode, done.stdout if not done.returncode else done.stderr or done.stdout
+    def _docker(self, *arguments: str, seconds: float | None = None) -> tuple[int, str]:
+        try:
+            done = subprocess.run(
+                ["docker", *arguments],
+                cwd=self.directory,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=seconds,
+            )
+        except subprocess.TimeoutExpired:
+            return 1, f"Docker does not answer within {seconds:g} s"
+        except OSError as error:  # its package is gone
+            return 1, f"docker cannot be run: {error.strerror}"
+        if not done.returncode:
+            return 0, done.stdout
+        return done.returncode, (done.stderr or done.stdout).strip() or f"exit code {done.returncode}"
 
     def up(self) -> str:
         """Start the project, or nothing where it runs as it is defined; return what Docker says where it refuses."""
         code, said = self._docker("compose", "up", "--detach", "--no-build", "--remove-orphans", "--quiet-pull")
-        return "\n".join(said.strip().splitlines()[-SHOWN_LINES:]) or f"exit code {code}" if code else ""
+        return "\n".join(said.splitlines()[-SHOWN_LINES:]) if code else ""
 
     def stop(self) -> None:
-        """Stop it as compose.yaml says, with its time for running requests."""
+        """Stop it as compose.yaml says, with its time for running requests. ConnectionError: it may run on."""
         code, said = self._docker("compose", "stop")
         if code:
-            print(said, file=sys.stderr, flush=True)
+            raise ConnectionError(said)
 
     def container(self) -> Container | None:
         """Return the service's container, not one of a rehearsal; None: there is none. ConnectionError: no Docker."""
@@ -99,7 +109,7 @@ class Project:
         asked = [argument for each in filters for argument in ("--filter", each)]
         code, said = self._docker("ps", "--all", "--no-trunc", *asked, "--format", "{{.ID}}")
         if code:
-            raise ConnectionError(said.strip())
+            raise ConnectionError(said)
         if not said.strip():
             return None
         code, shown = self._docker(
@@ -117,8 +127,11 @@ class Project:
         self._docker("wait", container.identifier)
 
     def live_restore(self) -> bool:
-        """Tell whether the Docker daemon's containers outlive it."""
-        return self._docker("info", "--format", "{{.LiveRestoreEnabled}}")[1].strip() == "true"
+        """Tell whether the Docker daemon's containers outlive it. ConnectionError: no Docker."""
+        code, said = self._docker("info", "--format", "{{.LiveRestoreEnabled}}", seconds=ANSWER_SECONDS)
+        if code:
+            raise ConnectionError(said)
+        return said.strip() == "true"
 
 
 def follow(
@@ -200,6 +213,26 @@ def run(project: Project, expected: int, deadline: float) -> int:
     return 1 if ended else 0
 
 
+def stop(project: Project) -> int:
+    """Stop the project, unless Docker keeps it. Returns the unit's exit code; no stop is followed by a restart."""
+    try:
+        if left_alone(
+            live_restore=project.live_restore(), jobs=_systemctl("list-jobs"), host=_systemctl("is-system-running")
+        ):
+            tell("Docker is restarted and keeps the container")
+            return 0
+        tell("stopping the compose project")
+        project.stop()
+    except ConnectionError as error:
+        print(error, file=sys.stderr, flush=True)
+        tell(
+            f"not stopped, and the container may run on ({str(error).splitlines()[-1]}): "
+            f"once Docker answers (systemctl status docker), `docker compose stop` in {project.directory} stops it"
+        )
+        return 1
+    return 0
+
+
 def main(arguments: Sequence[str]) -> int:
     """`aerie_host service`: what the unit runs."""
     parser = argparse.ArgumentParser(
@@ -217,11 +250,4 @@ def main(arguments: Sequence[str]) -> int:
         return run(project, given.gpus, given.deadline)
     except StopRequested:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        if left_alone(
-            live_restore=project.live_restore(), jobs=_systemctl("list-jobs"), host=_systemctl("is-system-running")
-        ):
-            tell("Docker is restarted and keeps the container")
-            return 0
-        tell("stopping the compose project")
-        project.stop()
-        return 0
+        return stop(project)

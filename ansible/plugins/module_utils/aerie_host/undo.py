@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from .merged import Share, merge
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Container, Iterable, Mapping
 
 SCHEMA = 1
 """Of undo.json. One that is newer is refused."""
@@ -191,6 +191,17 @@ def note_written(entry: Entry, kind: str, name: str, present: Thing) -> bool:
         return False
     one.written = written
     return True
+
+
+def split(entry: Entry, names: Container[str]) -> tuple[Entry, Entry]:
+    """Part an entry into the things of these names, and all that is left of it."""
+
+    def things(*, named: bool) -> dict[str, dict[str, Recorded]]:
+        return {
+            kind: {name: one for name, one in entry.things[kind].items() if (name in names) is named} for kind in KINDS
+        }
+
+    return Entry(things(named=True)), replace(entry, things=things(named=False))
 
 
 def note_start(entry: Entry, present: Mapping[str, str]) -> None:

@@ -21,7 +21,7 @@ from . import undo
 from .undo import ABSENT, Entry, Installed, Record, Step, Thing, UndoError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
 STATE = Path("/var/lib/aerie/undo.json")
 LOCK = Path("/run/aerie-undo.lock")
@@ -239,15 +239,18 @@ class Outcome:
     kept: list[str] = field(default_factory=list)
 
 
-def restore(record: Record, role: str, *, check: bool, keep_packages: str = "", state: Path = STATE) -> Outcome:
+def restore(
+    record: Record, role: str, *, check: bool, only: Sequence[str] = (), keep_packages: str = "", state: Path = STATE
+) -> Outcome:
     """Put back what is recorded for a role. What was put back leaves the record, what was kept stays in it.
 
-    With `check` only say what would be done. `keep_packages` is a reason to leave packages, units and holds alone.
+    With `check` only say what would be done. `only` names the things that are put back, without it all are.
+    `keep_packages` is a reason to leave packages, units and holds alone.
     """
     outcome = Outcome()
-    entry = record.get(role)
-    if entry is None:
+    if role not in record:
         return outcome
+    entry, rest = undo.split(record[role], only) if only else (record[role], Entry())
     _know_directories(entry)
     steps = _steps(entry, keep_packages)
     todo = [step for step in steps if not step.kept]
@@ -261,11 +264,11 @@ def restore(record: Record, role: str, *, check: bool, keep_packages: str = "", 
         return outcome
     _act(entry, todo, going, shares)
     _remove_directories(entry, outcome)
-    left = {(step.kind, step.name) for step in steps if step.kept}
-    record[role] = Entry(
-        {kind: {n: one for n, one in entry.things[kind].items() if (kind, n) in left} for kind in undo.KINDS}
-    )
-    record[role].packages.came = {name: how for name, how in entry.packages.came.items() if name in staying}
+    for step in steps:
+        if step.kept:
+            rest.things[step.kind][step.name] = entry.things[step.kind][step.name]
+    rest.packages.came |= {name: how for name, how in entry.packages.came.items() if name in staying}
+    record[role] = rest
     save(record, state)
     return outcome
 

@@ -27,7 +27,9 @@ say runfile "$runfile"
 # Apt refuses to read its sources where two of them name one repository and different keys.
 say sources "$(grep -lsE '^[^#]*/compute/cuda/repos/' /etc/apt/sources.list /etc/apt/sources.list.d/*.list /etc/apt/sources.list.d/*.sources 2>/dev/null \
   | grep -v /aerie-nvidia.sources | paste -s -d ' ')"
-say initramfs "$(command -v update-initramfs)"
+# Which of them makes it: dracut-core may be there beside initramfs-tools, dracut may not.
+initramfs=$(command -v update-initramfs || command -v dracut)
+say initramfs "${initramfs##*/}"
 for directory in "$@"; do
   say "free $directory" "$(df -Pk "$directory" | awk 'NR == 2 { print int($4 * 1.024 / 1000) }')"
 done
