@@ -23,7 +23,16 @@ from typing import NamedTuple
 REPOSITORY = Path(__file__).parents[2]
 AT_ONCE = 3
 """How many run at a time. For the most part a scenario waits: for apt, for Docker, for what it started."""
-LONGEST = ("vllm/default", "site/default", "docker/default", "nvidia_driver/default", "vllm/unit")
+LONGEST = (
+    "vllm/default",
+    "site/default",
+    "nvidia_driver/default",
+    "vllm/unit",
+    "docker/default",
+    "pcie_fabric/default",
+    "nvidia_container_toolkit/default",
+    "vllm/many",
+)
 """Begin first, in this order, so that no long one is left alone at the end."""
 TAIL_LINES = 60
 """Lines of a failed one's log that are shown."""

@@ -84,10 +84,11 @@ def test_the_repositorys_own_are_all_found() -> None:
     listed = subprocess.run([sys.executable, RUNNER, "--list"], text=True, capture_output=True, check=True).stdout
     files = RUNNER.parents[1].rglob("molecule.yml")
     assert len(listed.split()) == len([file for file in files if "molecule" in file.parts[-3:]]) >= 3
-    longest = re.search(r"^LONGEST = \((.*)\)$", RUNNER.read_text(), re.MULTILINE)
+    longest = re.search(r"^LONGEST = \((.*?)\)$", RUNNER.read_text(), re.MULTILINE | re.DOTALL)
     assert longest
+    names = re.findall(r'"([^"]+)"', longest[1])
     # Also, that none of them is another's old name.
-    assert listed.split()[:5] == re.findall(r'"([^"]+)"', longest[1])
+    assert listed.split()[: len(names)] == names and len(names) >= 5
 
 
 def test_so_many_run_at_once_and_no_more(tree: Tree) -> None:
