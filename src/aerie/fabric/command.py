@@ -117,8 +117,8 @@ def _gpu(seen: gpus.Seen) -> Gpu:
 def _silence(seen: Sequence[gpus.Seen]) -> str:
     """Return which GPUs cannot be asked, empty where all can."""
     silent = [
-        f"GPU {number} ({each.address or 'address unknown'}) cannot be asked: NVML says {each.fault}"
-        for number, each in enumerate(seen)
+        f"GPU {each.name} ({each.address or 'address unknown'}) cannot be asked: NVML says {each.fault}"
+        for each in seen
         if each.device is None
     ]
     if not silent:
@@ -126,7 +126,7 @@ def _silence(seen: Sequence[gpus.Seen]) -> str:
     # Nor can it be told whether somebody works with one.
     return (
         f"{'; '.join(silent)}. A path to one that is lost could hang, so nothing is tried: see the kernel's log for "
-        "Xid (journalctl -k), restart the host, or leave it out by CUDA_VISIBLE_DEVICES. Parts of a GPU (MIG) are no "
+        "Xid (journalctl -k), restart the host, or take it out of CUDA_VISIBLE_DEVICES. Parts of a GPU (MIG) are no "
         "pair"
     )
 

@@ -32,6 +32,8 @@ class Device:
 class Seen:
     """A visible GPU, whether it can be asked or not."""
 
+    name: str
+    """NVML's number of it or its identifier, as `CUDA_VISIBLE_DEVICES` has it: there may be none of that name."""
     address: str
     """On the PCI bus, as NVML writes it; empty where it does not say."""
     device: Device | None
@@ -103,9 +105,9 @@ def _seen(name: str) -> Seen:
     try:
         gpu = _handle(name)
         address = _address(gpu)
-        return Seen(address, _device(gpu), "")
+        return Seen(name, address, _device(gpu), "")
     except pynvml.NVMLError as error:
-        return Seen(address, None, str(error))
+        return Seen(name, address, None, str(error))
 
 
 def _address(gpu: Any) -> str:

@@ -55,7 +55,7 @@ def machine(monkeypatch):
     monkeypatch.setattr(
         command.gpus,
         "seen",
-        lambda: tuple(machine.faults.get(n, Seen(str(n), device, "")) for n in range(len(machine.used))),
+        lambda: tuple(machine.faults.get(n, Seen(str(n), str(n), device, "")) for n in range(len(machine.used))),
     )
     monkeypatch.setattr(command, "node_of", lambda address: machine.nodes[int(address)])
     monkeypatch.setattr(command.gpus, "used_bytes", lambda: machine.used)
@@ -128,12 +128,12 @@ def test_nothing_is_tried_where_there_is_no_pair_or_somebody_is_at_work(machine,
 
 
 def test_a_gpu_that_cannot_be_asked_is_named_and_the_report_still_comes(machine, capsys):
-    machine.faults = {1: Seen("1", None, "Not Supported"), 3: Seen("", None, "GPU is lost")}
+    machine.faults = {1: Seen("1", "1", None, "Not Supported"), 3: Seen("GPU-5f0c", "", None, "Not Found")}
     assert run("--json", "-") == 3
     out, err = capsys.readouterr()
     assert machine.reduced == []
     why = "GPU 1 (1) cannot be asked: NVML says Not Supported; "
-    why += "GPU 3 (address unknown) cannot be asked: NVML says GPU is lost. "
+    why += "GPU GPU-5f0c (address unknown) cannot be asked: NVML says Not Found. "
     assert f"unproven: {why}" in err
     report = json.loads(out)
     assert report["why"].startswith(why)

@@ -144,8 +144,8 @@ def test_one_gpu_that_cannot_be_asked_is_told_among_the_others(nvml):
         "NVIDIA RTX PRO 6000 Blackwell Server Edition",
         "",
     )
-    assert lost == gpus.Seen("", None, "GPU is lost")
-    assert nameless == gpus.Seen("00000002:42:00.0", None, "Not Supported")
+    assert lost == gpus.Seen("1", "", None, "GPU is lost")
+    assert nameless == gpus.Seen("2", "00000002:42:00.0", None, "Not Supported")
 
 
 def test_without_a_driver_none_is_seen(nvml, monkeypatch):
