@@ -60,7 +60,7 @@ KINDS = {
     ),
     "conflict": Kind(
         r"held (broken )?packages|unmet dependencies",
-        "Packages stand against each other, so see which are held (apt-mark showhold) or from elsewhere (apt-cache policy)",
+        "Packages stand against each other: see what is held (apt-mark showhold) or from elsewhere (apt-cache policy)",
     ),
     "build": Kind(
         r"Bad return status for module build|dkms.*fail|error processing package .*dkms",
