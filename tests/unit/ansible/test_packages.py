@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 import yaml
+from aerie_host import apt
 
-CONFIG = Path(__file__).parents[3] / "ansible/ansible.cfg"
+ANSIBLE = Path(__file__).parents[3] / "ansible"
 HELD = "E: Could not get lock /var/lib/apt/lists/lock. It is held by process 4242 (apt-get)"
 
 
@@ -52,7 +53,11 @@ class Play:
             [sys.executable, "-m", "ansible", "playbook", "-i", "gpu-1,", "-c", "local", *args, str(playbook)],
             cwd=self._directory,
             env=os.environ
-            | {"ANSIBLE_CONFIG": str(CONFIG), "ANSIBLE_PYTHON_INTERPRETER": sys.executable, "ANSIBLE_NOCOLOR": "1"},
+            | {
+                "ANSIBLE_CONFIG": str(ANSIBLE / "ansible.cfg"),
+                "ANSIBLE_PYTHON_INTERPRETER": sys.executable,
+                "ANSIBLE_NOCOLOR": "1",
+            },
             text=True,
             capture_output=True,
             timeout=60,
@@ -98,7 +103,7 @@ def test_a_role_has_its_own_words_for_some_kinds(play: Play) -> None:
     missing, _ = play.run("echo 'E: Unable to locate package nvidia-9'; exit 100", meanings=meanings)
     assert " on gpu-1. It has no such branch: set nvidia_driver_branch, then run this again. " in missing["msg"]
     general, _ = play.run("echo 'E: you have held broken packages.'; exit 100", meanings=meanings)
-    assert " on gpu-1. Packages stand against each other, " in general["msg"]
+    assert " on gpu-1. Packages stand against each other: " in general["msg"]
 
 
 def test_a_kind_that_does_not_exist_is_refused(play: Play) -> None:
@@ -160,3 +165,9 @@ def test_check_mode_installs_nothing(play: Play) -> None:
     result, _ = play.run("true", "--check")
     assert result["skipped"] is True
     assert not play.count.exists()
+
+
+@pytest.mark.parametrize("role", ["nvidia_driver", "nvidia_container_toolkit"])
+def test_the_kinds_of_which_a_role_speaks_are_there(role: str) -> None:
+    variables = yaml.safe_load((ANSIBLE / f"roles/{role}/vars/main.yml").read_text())
+    assert variables[f"__{role}_meanings"].keys() <= apt.KINDS.keys()
