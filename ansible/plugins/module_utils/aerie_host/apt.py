@@ -68,8 +68,8 @@ KINDS = {
     ),
 }
 
-# Of apt, dpkg and dkms; and what apt says of each package that stands against another.
-COMPLAINT = re.compile(r"(E: (?!The following information)|W:|Err:|Error!|dpkg: error| \S+ : [A-Z][A-Za-z]+: )")
+# Of apt, dpkg and dkms; who has dpkg's lock; and what stands below: dpkg's reason, or a package that stands against others.
+COMPLAINT = re.compile(r"E: (?!The following information)|W:|Waiting for cache lock:|Error!|dpkg: error| [a-z0-9]\S* ")
 LAST_LINES = 3
 
 
