@@ -68,7 +68,7 @@ KINDS = {
     ),
 }
 
-# Of apt, dpkg and dkms; who has dpkg's lock; and what stands below: dpkg's reason, or a package that stands against others.
+# Of apt, dpkg and dkms; who has dpkg's lock; and what stands below: a reason, or a package that stands against others.
 COMPLAINT = re.compile(r"E: (?!The following information)|W:|Waiting for cache lock:|Error!|dpkg: error| [a-z0-9]\S* ")
 LAST_LINES = 3
 
