@@ -33,7 +33,7 @@ import shlex
 import signal
 import sys
 import time
-from typing import Any
+from typing import Any, ClassVar
 
 from ansible.errors import AnsibleActionFail, AnsibleConnectionFailure
 from ansible.plugins.action import ActionBase
@@ -128,21 +128,20 @@ class ActionModule(ActionBase):
 
     TRANSFERS_FILES = False
     _requires_connection = True
+    ARGUMENTS: ClassVar[dict[str, Any]] = {
+        "cmd": {"type": "str", "required": True},
+        "log": {"type": "str", "required": True},
+        "label": {"type": "str"},
+        "show": {"type": "str", "default": ""},
+        "creates": {"type": "str"},
+        "chdir": {"type": "str", "default": "."},
+        "unreachable_timeout": {"type": "float", "default": 600.0},
+    }
 
     def run(self, tmp: str | None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
         """Run, watch, and return the task's result."""
         result: dict[str, Any] = super().run(tmp, task_vars)
-        _, parameters = self.validate_argument_spec(
-            argument_spec={
-                "cmd": {"type": "str", "required": True},
-                "log": {"type": "str", "required": True},
-                "label": {"type": "str", "default": self._task.get_name()},
-                "show": {"type": "str", "default": ""},
-                "creates": {"type": "str"},
-                "chdir": {"type": "str", "default": "."},
-                "unreachable_timeout": {"type": "float", "default": 600.0},
-            }
-        )
+        _, parameters = self.validate_argument_spec(argument_spec=self.ARGUMENTS)
         creates = parameters["creates"]
         if creates and self._script('[ -e "$1" ]', creates)["rc"] == 0:
             return result | {"changed": False, "rc": 0, "msg": f"not run, since {creates} exists"}
@@ -154,7 +153,7 @@ class ActionModule(ActionBase):
         hosts = (task_vars or {}).get("ansible_play_hosts_all", [])
         host = (task_vars or {}).get("inventory_hostname", "")
         self._prefix = f"    {host} " if len(hosts) > 1 else "    "
-        self._label = parameters["label"]
+        self._label = parameters["label"] or self._task.get_name()
         self._show = re.compile(parameters["show"])
         self._log = parameters["log"]
         self._tail: collections.deque[str] = collections.deque(maxlen=TAIL_LINES)
@@ -177,14 +176,15 @@ class ActionModule(ActionBase):
         result |= {"changed": True, "rc": rc, "log": self._log}
         result |= {"stdout": "\n".join(self._tail), "stdout_lines": list(self._tail)}
         if rc != 0:
-            ending = (
-                f"ended with exit status {rc}"
-                if rc is not None
-                else ("ended without an exit status: it was killed, or the machine was restarted")
-            )
             last = "\n".join(list(self._tail)[-FAILURE_LINES:])
-            result |= {"failed": True, "msg": f"{self._label} {ending}. The end of {self._log}:\n{last}"}
+            result |= {"failed": True, "msg": f"{self._label} {self._ending(rc)}. The end of {self._log}:\n{last}"}
         return result
+
+    @staticmethod
+    def _ending(rc: int | None) -> str:
+        if rc is None:
+            return "ended without an exit status: it was killed, or the machine was restarted"
+        return f"ended with exit status {rc}"
 
     @staticmethod
     def _interrupt(signum: int, _frame: object) -> None:

@@ -237,26 +237,16 @@ def test_only_holds_of_the_role_are_released() -> None:
         assert found == []
 
 
-@pytest.mark.parametrize(
-    ("says", "means"),
-    [
-        ("E: dpkg was interrupted, you must manually run 'dpkg --configure -a'", "cut short"),
-        ("The following signatures were invalid: EXPKEYSIG A4B469963BF863CC cudatools", "has expired: remove"),
-        ("Sub-process /usr/bin/sqv returned an error code (1): The primary key is not live", "has expired: remove"),
-        ("Sub-process /usr/bin/sqv returned an error code (1): Missing key", "not signed with the key 02182E60"),
-        (" nvidia-driver-cuda : Depends: libcuda1 (= 1)\nE: Unable to correct problems, you have held broken packages.",
-         "no longer have what is missing in release 580.159.03"),
-    ],
-)  # fmt: skip
-def test_apts_words_have_a_meaning(says: str, means: str) -> None:
-    found = plan(
-        "Debian",
-        "13.1",
-        "__nvidia_driver_meaning",
-        __nvidia_driver_installed={"nvidia-kernel-open-dkms": "580.159.03-1"},
-        __nvidia_driver_words=says.splitlines(),
-    )
-    assert means in found
+def test_what_is_not_signed_is_told_with_the_releases_key() -> None:
+    found = plan("Debian", "13.1", "__nvidia_driver_meanings.unsigned")
+    assert "not signed with the key 02182E60104FCDC26EAE1B8597A5D4CB8793F200: " in found
+
+
+def test_a_conflict_is_special_where_a_release_stays() -> None:
+    installed = {"nvidia-kernel-open-dkms": "580.159.03-1"}
+    found = plan("Debian", "13.1", "__nvidia_driver_meanings.conflict", __nvidia_driver_installed=installed)
+    assert "no longer have what is missing in release 580.159.03, which is installed and stays" in found
+    assert plan("Debian", "13.1", "__nvidia_driver_meanings.conflict") == ""
 
 
 def test_no_option_at_all_is_a_wish_too() -> None:

@@ -1,0 +1,94 @@
+"""What apt's own words mean where it could not install, and what helps."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+APT_LOCKED = "apt_locked"
+"""The one kind that apt does not wait for by itself: DPkg::Lock::Timeout is for dpkg's locks alone."""
+
+
+class Kind(NamedTuple):
+    """A kind of failure: the words by which it is known, what they mean and what helps."""
+
+    words: str
+    meaning: str
+
+
+# The first that is found counts.
+KINDS = {
+    APT_LOCKED: Kind(
+        r"^E: Could not get lock /var/(lib/apt/lists|cache/apt/archives)",
+        "Another program had apt's lock for {lock}: let it end, or stop it (systemctl stop unattended-upgrades)",
+    ),
+    # Not where apt says that it waits for the lock: it may have got it, and failed for something else.
+    "dpkg_locked": Kind(
+        r"^E: Could not get lock|Unable to acquire the dpkg|was locked by another process",
+        "Another program had dpkg's lock for {lock}: let it end, or stop it (systemctl stop unattended-upgrades)",
+    ),
+    "interrupted": Kind(
+        r"dpkg was interrupted",
+        "An earlier installation was cut short, so let dpkg end it there (dpkg --configure -a)",
+    ),
+    # Before what a full disk makes fail.
+    "full": Kind(
+        r"No space left on device|enough free space",
+        "The disk is full, so make room (apt-get clean)",
+    ),
+    # The second is what Debian 13's sqv says.
+    "expired": Kind(
+        r"EXPKEYSIG|is not live",
+        "The key of a repository has expired, so bring its present one to where the source has it (Signed-By)",
+    ),
+    "unsigned": Kind(
+        r"NO_PUBKEY|BADSIG|is not signed|signature verification|Sub-process .*sqv",
+        "A repository is not signed with the key that its source names (Signed-By), so mend the source",
+    ),
+    # Before what is not to be had for that.
+    "unreachable": Kind(
+        r"Could not resolve|Temporary failure|Could not connect|Connection failed|Connection refused|Failed to fetch"
+        r"|Unable to connect",
+        "A repository could not be reached, so mend the network, apt's sources, or its proxy (in /etc/apt/apt.conf.d)",
+    ),
+    "missing": Kind(
+        r"Unable to locate package|has no installation candidate|Version .* was not found",
+        "The repositories lack a package, so see what apt knows of it (apt-cache policy)",
+    ),
+    "conflict": Kind(
+        r"held (broken )?packages|unmet dependencies",
+        "Packages stand against each other: see what is held (apt-mark showhold) or from elsewhere (apt-cache policy)",
+    ),
+    "build": Kind(
+        r"Bad return status for module build|dkms.*fail|error processing package .*dkms",
+        "Kernel modules could not be built, so see why (/var/lib/dkms/*/*/build/make.log)",
+    ),
+}
+
+# Of apt, dpkg and dkms; who has dpkg's lock; and what stands below: a reason, or a package that stands against others.
+COMPLAINT = re.compile(r"E: (?!The following information)|W:|Waiting for cache lock:|Error!|dpkg: error| [a-z0-9]\S* ")
+LAST_LINES = 3
+
+
+def kind_of(lines: Sequence[str]) -> str:
+    """Return the kind of failure that a command's output shows, "" where it is none of these."""
+    return next((name for name, kind in KINDS.items() if any(re.search(kind.words, line) for line in lines)), "")
+
+
+def holder(lines: Sequence[str]) -> str:
+    """Return the lock of apt's that was held, and by whom as far as apt says it."""
+    line = next(line for line in lines if re.search(KINDS[APT_LOCKED].words, line))
+    return line.removeprefix("E: Could not get lock ").replace(". It is held", ", held")
+
+
+def meaning(kind: str, lock_timeout: float, lock_variable: str) -> str:
+    """Return what a kind of failure means and what helps, for a lock that was waited for as long as a variable says."""
+    return KINDS[kind].meaning.format(lock=f"{lock_timeout:g} seconds ({lock_variable})")
+
+
+def complaints(lines: Sequence[str]) -> list[str]:
+    """Return what was complained of, or else the last that was said."""
+    return list(dict.fromkeys(line for line in lines if COMPLAINT.match(line))) or list(lines[-LAST_LINES:])
