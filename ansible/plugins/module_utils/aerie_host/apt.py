@@ -24,7 +24,7 @@ KINDS = {
     ),
     # Not where apt says that it waits for the lock: it may have got it, and failed for something else.
     "dpkg_locked": Kind(
-        r"^E: Could not get lock|Unable to acquire the dpkg|was locked by another process",
+        r"^E: Could not get lock|Unable to acquire the dpkg|lock was locked by .* process",
         "Another program had dpkg's lock for {lock}: let it end, or stop it (systemctl stop unattended-upgrades)",
     ),
     "interrupted": Kind(
@@ -81,7 +81,7 @@ def holder(lines: Sequence[str], kind: str) -> str:
     """Return which lock was held, and by whom as far as that is said."""
     line = next(line for line in lines if re.search(KINDS[kind].words, line))
     lock = re.sub(r"^(E: Could not get lock |dpkg: error: )", "", line)
-    return re.sub(r"(\. It is held by| was locked by another) process (with pid )?", ", held by process ", lock)
+    return re.sub(r"(\. It is held| was locked) by ", ", held by ", lock)
 
 
 def meaning(kind: str, lock_timeout: float, lock_variable: str) -> str:
