@@ -5,7 +5,7 @@ half-configured package when the connection drops.
 
 The parameters of `watched`, and:
     what           what is installed, as a message about it begins ("The driver")
-    lock_timeout   seconds to wait for apt's locks; for dpkg's apt-get waits itself (DPkg::Lock::Timeout in cmd)
+    lock_timeout   seconds to wait for a lock of apt's or dpkg's; cmd gives them to apt-get, too (DPkg::Lock::Timeout)
     lock_variable  name of the variable that sets those
     meanings       what a kind of failure (KINDS in aerie_host.apt) means here and what helps, where that is special
     others         regular expression; lines in which it is found are of sources that do not matter here (default: none)
@@ -57,10 +57,11 @@ class ActionModule(Watched):
             lines = [line for line in result["stdout_lines"] if not (others and re.search(others, line))]
             kind = apt.kind_of(lines)
             left = deadline - time.monotonic()
-            if kind != apt.APT_LOCKED or left <= 0:
+            # apt-get itself waits for dpkg's lock alone, and apt-mark for none.
+            if kind not in apt.LOCKED or left <= 0:
                 break
             if not waits:
-                self._say(f"waits for {apt.holder(lines)}, {timeout:g} seconds at most")
+                self._say(f"waits for {apt.holder(lines, kind)}, {timeout:g} seconds at most")
                 waits = True
             time.sleep(min(left, LOCK_PAUSE_SECONDS))
 

@@ -129,7 +129,7 @@ def test_the_words_of_others_sources_tell_nothing(play: Play) -> None:
     assert play.attempts() == 1
 
 
-def test_a_lock_that_apt_does_not_wait_for_is_waited_for(play: Play) -> None:
+def test_apts_own_lock_is_waited_for(play: Play) -> None:
     cmd = f"[ $(wc -l <{play.count}) = 3 ] || {{ echo '{HELD}'; exit 100; }}; echo installed"
     result, output = play.run(cmd, lock_timeout=60)
     assert result["failed"] is False
@@ -148,10 +148,18 @@ def test_the_wait_has_an_end(play: Play) -> None:
     assert play.attempts() == 2
 
 
-def test_dpkgs_lock_is_apts_own_to_wait_for(play: Play) -> None:
-    held = "E: Could not get lock /var/lib/dpkg/lock-frontend. It is held by process 86 (python3)"
-    result, _ = play.run(f"echo '{held}'; exit 100", lock_timeout=60)
-    assert " Another program had dpkg's lock for 60 seconds (nvidia_driver_lock_timeout): " in result["msg"]
+def test_dpkgs_lock_is_waited_for_where_apt_has_not(play: Play) -> None:
+    held = "dpkg: error: dpkg frontend lock was locked by another process with pid 86"
+    cmd = f"[ $(wc -l <{play.count}) = 2 ] || {{ echo '{held}'; exit 100; }}; echo installed"
+    result, output = play.run(cmd, lock_timeout=60)
+    assert result["stdout_lines"] == ["installed"]
+    assert "driver packages 0:00 waits for dpkg frontend lock, held by another process with pid 86, 60" in output
+
+
+def test_dpkgs_lock_is_not_waited_for_anew_where_apt_has(play: Play) -> None:
+    held = "E: Unable to acquire the dpkg frontend lock (/var/lib/dpkg/lock-frontend), is another process using it?"
+    result, _ = play.run(f"sleep 2; echo '{held}'; exit 100", lock_timeout=2)
+    assert " Another program had dpkg's lock for 2 seconds (nvidia_driver_lock_timeout): " in result["msg"]
     assert play.attempts() == 1
 
 

@@ -25,6 +25,8 @@ FRONTEND = "E: Could not get lock /var/lib/dpkg/lock-frontend. It is held by pro
             ],
         ),
         ("dpkg_locked", ["dpkg: error: dpkg frontend lock was locked by another process with pid 86"]),
+        # As Debian 13's dpkg has it.
+        ("dpkg_locked", ["dpkg: error: dpkg frontend lock was locked by /usr/bin/python3.13 process with pid 30"]),
         (
             "interrupted",
             ["E: dpkg was interrupted, you must manually run 'dpkg --configure -a' to correct the problem."],

@@ -8,9 +8,6 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-APT_LOCKED = "apt_locked"
-"""The one kind that apt does not wait for by itself: DPkg::Lock::Timeout is for dpkg's locks alone."""
-
 
 class Kind(NamedTuple):
     """A kind of failure: the words by which it is known, what they mean and what helps."""
@@ -21,13 +18,13 @@ class Kind(NamedTuple):
 
 # The first that is found counts.
 KINDS = {
-    APT_LOCKED: Kind(
+    "apt_locked": Kind(
         r"^E: Could not get lock /var/(lib/apt/lists|cache/apt/archives)",
         "Another program had apt's lock for {lock}: let it end, or stop it (systemctl stop unattended-upgrades)",
     ),
     # Not where apt says that it waits for the lock: it may have got it, and failed for something else.
     "dpkg_locked": Kind(
-        r"^E: Could not get lock|Unable to acquire the dpkg|was locked by another process",
+        r"^E: Could not get lock|Unable to acquire the dpkg|lock was locked by .* process",
         "Another program had dpkg's lock for {lock}: let it end, or stop it (systemctl stop unattended-upgrades)",
     ),
     "interrupted": Kind(
@@ -68,6 +65,8 @@ KINDS = {
     ),
 }
 
+LOCKED = ("apt_locked", "dpkg_locked")
+
 # Of apt, dpkg and dkms; who has dpkg's lock; and what stands below: a reason, or a package that stands against others.
 COMPLAINT = re.compile(r"E: (?!The following information)|W:|Waiting for cache lock:|Error!|dpkg: error| [a-z0-9]\S* ")
 LAST_LINES = 3
@@ -78,10 +77,11 @@ def kind_of(lines: Sequence[str]) -> str:
     return next((name for name, kind in KINDS.items() if any(re.search(kind.words, line) for line in lines)), "")
 
 
-def holder(lines: Sequence[str]) -> str:
-    """Return the lock of apt's that was held, and by whom as far as apt says it."""
-    line = next(line for line in lines if re.search(KINDS[APT_LOCKED].words, line))
-    return line.removeprefix("E: Could not get lock ").replace(". It is held", ", held")
+def holder(lines: Sequence[str], kind: str) -> str:
+    """Return which lock was held, and by whom as far as that is said."""
+    line = next(line for line in lines if re.search(KINDS[kind].words, line))
+    lock = re.sub(r"^(E: Could not get lock |dpkg: error: )", "", line)
+    return re.sub(r"(\. It is held| was locked) by ", ", held by ", lock)
 
 
 def meaning(kind: str, lock_timeout: float, lock_variable: str) -> str:
