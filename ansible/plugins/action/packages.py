@@ -48,21 +48,21 @@ class ActionModule(Watched):
         """Run, wait for a lock as long as there is time, and return the task's result."""
         _, parameters = self.validate_argument_spec(argument_spec=self.ARGUMENTS)
         timeout, variable, others = (parameters[name] for name in ("lock_timeout", "lock_variable", "others"))
-        deadline = time.monotonic() + timeout
-        waits = False
+        deadline = None
         while True:
             result: dict[str, Any] = super().run(tmp, task_vars)
             if not result.get("failed"):
                 return result
             lines = [line for line in result["stdout_lines"] if not (others and re.search(others, line))]
             kind = apt.kind_of(lines)
-            left = deadline - time.monotonic()
-            # apt-get itself waits for dpkg's lock alone, and apt-mark for none.
-            if kind not in apt.LOCKED or left <= 0:
+            if kind not in apt.LOCKED or apt.waited(lines, kind):
                 break
-            if not waits:
+            if deadline is None:
+                deadline = time.monotonic() + timeout
                 self._say(f"waits for {apt.holder(lines, kind)}, {timeout:g} seconds at most")
-                waits = True
+            left = deadline - time.monotonic()
+            if left <= 0:
+                break
             time.sleep(min(left, LOCK_PAUSE_SECONDS))
 
         if kind:

@@ -114,7 +114,8 @@ def _shown(value: Any, option: dict[str, Any]) -> str:
         case list():
             inner = next((element for element in value if isinstance(element, (dict, list))), None)
             return "a list" if inner is None else f"a list with {_shown(inner, option)} in it"
-        case _ if option.get("no_log"):
+        # What is a collection is long, and has tokens in it, the vault's among them.
+        case _ if option.get("no_log") or option["type"] in ("dict", "list"):
             return "a string" if isinstance(value, str) else "a number"
         case _:
             return repr(value)

@@ -156,7 +156,7 @@ def main() -> None:
             "packages": switch,
             "installed": switch,
             "written": switch,
-            "only": names,
+            "only": {"type": "list", "elements": "str"},
             "keep_packages": {"type": "str", "default": ""},
         },
         required_one_of=[("record", "restore")],

@@ -148,6 +148,12 @@ def test_the_wait_has_an_end(play: Play) -> None:
     assert play.attempts() == 2
 
 
+def test_the_wait_begins_when_the_lock_is_met(play: Play) -> None:
+    cmd = f"[ $(wc -l <{play.count}) = 2 ] || {{ sleep 2.5; echo '{HELD}'; exit 100; }}; echo installed"
+    result, _ = play.run(cmd, lock_timeout=2)
+    assert result["stdout_lines"] == ["installed"]
+
+
 def test_dpkgs_lock_is_waited_for_where_apt_has_not(play: Play) -> None:
     held = "dpkg: error: dpkg frontend lock was locked by another process with pid 86"
     cmd = f"[ $(wc -l <{play.count}) = 2 ] || {{ echo '{held}'; exit 100; }}; echo installed"

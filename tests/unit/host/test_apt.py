@@ -41,6 +41,33 @@ FRONTEND = "E: Could not get lock /var/lib/dpkg/lock-frontend. It is held by pro
                 "E: Sub-process /usr/bin/dpkg returned an error code (1)",
             ],
         ),
+        (
+            "outdated",
+            ["E: Failed to fetch http://mirror.example/[...]/runc_1.1.5.deb  404  Not Found [IP: 192.0.2.1 80]"],
+        ),
+        # What apt says where it may change what is held, and another source that did not answer, are no reasons.
+        (
+            "build",
+            [
+                "The following held packages will be changed:",
+                "Error! Bad return status for module build on kernel: 6.12.57 (x86_64)",
+                "E: Sub-process /usr/bin/dpkg returned an error code (1)",
+            ],
+        ),
+        (
+            "",
+            ["The following held packages will be changed:", "E: Sub-process /usr/bin/dpkg returned an error code (1)"],
+        ),
+        (
+            "conflict",
+            [
+                "Err:5 https://elsewhere.invalid stable InRelease",
+                "  Could not resolve 'elsewhere.invalid'",
+                "W: An error occurred during the signature verification. [...] EXPKEYSIG 0000000000000000 Somebody",
+                "The following packages have unmet dependencies:",
+                "E: Unable to correct problems, you have held broken packages.",
+            ],
+        ),
         ("expired", ["The following signatures were invalid: EXPKEYSIG A4B469963BF863CC cudatools"]),
         ("expired", ["Sub-process /usr/bin/sqv returned an error code (1): The primary key is not live"]),
         ("unsigned", ["Sub-process /usr/bin/sqv returned an error code (1): Missing key"]),

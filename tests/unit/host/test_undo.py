@@ -233,7 +233,7 @@ def test_only_what_is_named_comes_back_and_the_rest_stays_recorded(
     assert (other.read_text(), file.parent.exists(), machine.packages.get("new")) == ("schedutil\n", False, None)
 
 
-def test_what_somebody_changed_since_stays_recorded_beside_the_rest(
+def test_what_somebody_changed_since_is_theirs_where_the_role_goes_on_without_it(
     tmp_path: Path, state: Path, machine: Machine
 ) -> None:
     one, other = tmp_path / "one", tmp_path / "other"
@@ -247,7 +247,27 @@ def test_what_somebody_changed_since_stays_recorded_beside_the_rest(
     one.write_text("of an operator")
     outcome = undo_host.restore(again(record, state), "role", check=False, only=[str(one)], state=state)
     assert outcome.kept == [f"{one}: kept, somebody changed it since: of an operator"]
-    assert undo_host.load(state)["role"].things["values"].keys() == {str(one), str(other)}
+    # A role's next run records all that it may change, before and after.
+    for _ in range(2):
+        record = undo_host.load(state)
+        assert record["role"].things["values"].keys() - {str(one)} == {str(other)}
+        undo_host.record_first(record["role"], "values", [str(one), str(other)])
+        outcome = undo_host.restore(record, "role", check=False, only=[str(one)], state=state)
+        assert (outcome.did, outcome.kept, one.read_text()) == ([], [], "of an operator")
+        undo_host.record_written(record["role"])
+        undo_host.save(record, state)
+    undo_host.restore(undo_host.load(state), "role", check=False, state=state)
+    assert (one.read_text(), other.read_text()) == ("of an operator", "before")
+
+
+def test_only_nothing_is_nothing(tmp_path: Path, state: Path, machine: Machine) -> None:
+    one = tmp_path / "one"
+    one.write_text("before")
+    record = {"role": Entry()}
+    undo_host.record_first(record["role"], "values", [str(one)])
+    one.write_text("of the role")
+    outcome = undo_host.restore(again(record, state), "role", check=False, only=[], state=state)
+    assert (outcome.did, one.read_text()) == ([], "of the role")
 
 
 def test_units_and_holds_come_back_around_the_packages(state: Path, machine: Machine) -> None:

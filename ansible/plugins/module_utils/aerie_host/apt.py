@@ -45,6 +45,10 @@ KINDS = {
         r"NO_PUBKEY|BADSIG|is not signed|signature verification|Sub-process .*sqv",
         "A repository is not signed with the key that its source names (Signed-By), so mend the source",
     ),
+    "outdated": Kind(
+        r"^E: Failed to fetch .* 404 +Not Found",
+        "A repository lacks a file that its own list names, as while a mirror is renewed: wait, or take another one",
+    ),
     # Before what is not to be had for that.
     "unreachable": Kind(
         r"Could not resolve|Temporary failure|Could not connect|Connection failed|Connection refused|Failed to fetch"
@@ -55,13 +59,14 @@ KINDS = {
         r"Unable to locate package|has no installation candidate|Version .* was not found",
         "The repositories lack a package, so see what apt knows of it (apt-cache policy)",
     ),
-    "conflict": Kind(
-        r"held (broken )?packages|unmet dependencies",
-        "Packages stand against each other: see what is held (apt-mark showhold) or from elsewhere (apt-cache policy)",
-    ),
     "build": Kind(
         r"Bad return status for module build|dkms.*fail|error processing package .*dkms",
         "Kernel modules could not be built, so see why (/var/lib/dkms/*/*/build/make.log)",
+    ),
+    # Not where apt only says that held packages will be changed.
+    "conflict": Kind(
+        r"held broken packages|^E: Held packages were changed|unmet dependencies",
+        "Packages stand against each other: see what is held (apt-mark showhold) or from elsewhere (apt-cache policy)",
     ),
 }
 
@@ -72,9 +77,26 @@ COMPLAINT = re.compile(r"E: (?!The following information)|W:|Waiting for cache l
 LAST_LINES = 3
 
 
+# What apt goes on after: of a source, with the reason below.
+WARNING = re.compile(r"W:|Err:|Ign:|  ")
+
+
 def kind_of(lines: Sequence[str]) -> str:
     """Return the kind of failure that a command's output shows, "" where it is none of these."""
+    kind = _first([line for line in lines if not WARNING.match(line)])
+    # A source that failed may be why a package is not to be had; of anything else it is no reason.
+    return _first(lines) if kind in ("", "missing") else kind
+
+
+def _first(lines: Sequence[str]) -> str:
     return next((name for name, kind in KINDS.items() if any(re.search(kind.words, line) for line in lines)), "")
+
+
+def waited(lines: Sequence[str], kind: str) -> bool:
+    """Whether apt-get has waited for the lock: for dpkg's it does (DPkg::Lock::Timeout), and apt-mark for none."""
+    return kind == "dpkg_locked" and any(
+        line.startswith("E: ") and re.search(KINDS[kind].words, line) for line in lines
+    )
 
 
 def holder(lines: Sequence[str], kind: str) -> str:

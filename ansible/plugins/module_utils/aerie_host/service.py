@@ -86,7 +86,7 @@ class Project:
         except subprocess.TimeoutExpired:
             return 1, f"Docker does not answer within {seconds:g} s"
         except OSError as error:  # its package is gone
-            return 1, f"docker cannot be run: {error.strerror}"
+            return 1, f"docker cannot be run: {error.strerror}: {error.filename}"
         if not done.returncode:
             return 0, done.stdout
         return done.returncode, (done.stderr or done.stdout).strip() or f"exit code {done.returncode}"

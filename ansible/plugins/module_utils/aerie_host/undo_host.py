@@ -240,17 +240,24 @@ class Outcome:
 
 
 def restore(
-    record: Record, role: str, *, check: bool, only: Sequence[str] = (), keep_packages: str = "", state: Path = STATE
+    record: Record,
+    role: str,
+    *,
+    check: bool,
+    only: Sequence[str] | None = None,
+    keep_packages: str = "",
+    state: Path = STATE,
 ) -> Outcome:
     """Put back what is recorded for a role. What was put back leaves the record, what was kept stays in it.
 
-    With `check` only say what would be done. `only` names the things that are put back, without it all are.
+    With `check` only say what would be done. `only` names the things that are put back while the role goes on without
+    them: what is kept of those leaves the record, too, for the role would next record it as its own work.
     `keep_packages` is a reason to leave packages, units and holds alone.
     """
     outcome = Outcome()
     if role not in record:
         return outcome
-    entry, rest = undo.split(record[role], only) if only else (record[role], Entry())
+    entry, rest = (record[role], Entry()) if only is None else undo.split(record[role], only)
     _know_directories(entry)
     steps = _steps(entry, keep_packages)
     todo = [step for step in steps if not step.kept]
@@ -265,7 +272,7 @@ def restore(
     _act(entry, todo, going, shares)
     _remove_directories(entry, outcome)
     for step in steps:
-        if step.kept:
+        if step.kept and only is None:
             rest.things[step.kind][step.name] = entry.things[step.kind][step.name]
     rest.packages.came |= {name: how for name, how in entry.packages.came.items() if name in staying}
     record[role] = rest

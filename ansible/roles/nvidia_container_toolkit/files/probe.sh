@@ -10,6 +10,7 @@ installed() {
 say version "$(installed '${Package} ${Version}' | sed -n 's/^nvidia-container-toolkit-base //p')"
 # What of the family is there: they name each other's versions.
 say family "$(installed '${Package}' | paste -s -d ' ')"
+say unheld "$(installed '${db:Status-Want} ${Package}' | sed '/^hold /d; s/.* //' | paste -s -d ' ')"
 say program "$(nvidia-ctk --version 2>/dev/null | sed -n 's/.* version \([0-9][^ ]*\).*/\1/p' | head -n 1)"
 if [ -e /etc/apt/sources.list.d/aerie-nvidia-container-toolkit.sources ]; then say ours yes; else say ours no; fi
 # Another source of the same repository, with a key of its own. Files of other names apt does not read.
