@@ -32,6 +32,7 @@ LONGEST = (
     "pcie_fabric/default",
     "nvidia_container_toolkit/default",
     "vllm/many",
+    "pcie_fabric/proof",
 )
 """Begin first, in this order, so that no long one is left alone at the end."""
 TAIL_LINES = 60
@@ -123,8 +124,7 @@ class Run:
             say(f"begins  {scenario.label}" + (f"  (tail -f {log})" if log else ""))
             began = time.monotonic()
             try:
-                # Instances that a killed run left would be taken for fresh ones.
-                code = await molecule("destroy", scenario, home, log) or await molecule("test", scenario, home, log)
+                code = await molecule("test", scenario, home, log)
             except asyncio.CancelledError:
                 say(f"interrupted  {scenario.label}: its instances go")
                 await molecule("destroy", scenario, home, log)

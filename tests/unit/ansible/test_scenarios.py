@@ -103,9 +103,6 @@ def test_so_many_run_at_once_and_no_more(tree: Tree) -> None:
         now += 1 if note.startswith("begin") else -1
         most = max(most, now)
     assert (now, most) == (0, 2)
-    # What an earlier run left is no fresh host.
-    assert sorted(tree.called("begin destroy")) == sorted(f"begin destroy {name}" for name in (
-        "docker/default", "docker/vendor", "vllm/default", "toolkit/default", "site/default"))  # fmt: skip
     assert "passed  site/default: 0 s" in output
 
 
@@ -132,8 +129,8 @@ def test_a_single_one_is_shown_as_it_runs(tree: Tree) -> None:
     tree.does("vllm", "test", "sleep 30 & wait")
     with tree.start("vllm") as process:
         assert process.stdout
-        shown = [process.stdout.readline() for _ in range(3)]
-        assert "output of test vllm/default" in shown[2]
+        shown = [process.stdout.readline() for _ in range(2)]
+        assert "output of test vllm/default" in shown[1]
         os.kill(process.pid, signal.SIGTERM)
         process.communicate(timeout=60)
     assert process.returncode == 130
