@@ -65,7 +65,6 @@ options:
     description: With C(restore), names of what alone is put back, for a role that does not set it any more.
     type: list
     elements: str
-    default: []
   keep_packages:
     description: With C(restore), a reason for which packages, units and holds stay as they are.
     type: str
