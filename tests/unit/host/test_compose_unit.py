@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -10,8 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import yaml
 from aerie_host import service
 from aerie_host.service import Container, Project, follow, left_alone
+
+from aerie.gate import ask
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -240,3 +244,11 @@ def test_a_project_is_asked_for_its_service_alone(monkeypatch: pytest.MonkeyPatc
     assert Project(tmp_path, "aerie", "vllm").container() is None
     assert "label=com.docker.compose.oneoff=False" in asked[0]
     assert "label=com.docker.compose.project=aerie" in asked[0]
+
+
+def test_what_waits_for_these_waits_longer() -> None:
+    role = HOST.parents[2] / "roles/vllm"
+    unit = (role / "templates/service.service.j2").read_text()
+    (margin,) = re.findall(r"^TimeoutStopSec=.* [+] (\d+) }}$", unit, re.MULTILINE)
+    assert int(margin) >= service.ANSWER_SECONDS + 30
+    assert yaml.safe_load((role / "vars/main.yml").read_text())["__vllm_answer_seconds"] > ask._TIMEOUT
