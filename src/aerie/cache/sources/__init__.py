@@ -1,0 +1,1 @@
+"""Where weights come from: one module for each kind of place."""
