@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from aerie.auth import read_keys
+from aerie.cache.layout import CURRENT
 from aerie.engine_arguments import ConfigurationError, read_arguments, read_command_line, spelled
 from aerie.port import port_from
 
@@ -109,7 +110,7 @@ def check_paths(arguments: EngineArguments) -> None:
 
 def _remedy(path: Path) -> str:
     """Return what to do about a path that leads nowhere."""
-    if path.name != "current":
+    if path.name != CURRENT:
         return "check the path and the mount of the models' directory"
     if (path.parent / "config.json").is_file():
         return (

@@ -1,14 +1,15 @@
 """Which revisions an engine reads: found once before its start, and held while it runs, so that nobody removes them."""
 
-import fcntl
 import json
 import logging
 import os
 from collections.abc import Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from aerie.cache.manifest import MANIFEST, ManifestError, read_manifest
+from aerie.cache.layout import hold, load_manifest
+from aerie.cache.manifest import ManifestError
 from aerie.cache.names import model_of
 from aerie.engine_arguments import ConfigurationError, read_arguments, without
 from aerie.supervisor.arguments import EngineArguments, is_path
@@ -32,60 +33,52 @@ class Revision:
 
 
 class Holding:
-    """The checkpoints of one start; a shared lock on each directory is kept until `release`."""
+    """The checkpoints of one start, kept from being freed until `release`."""
 
     def __init__(self) -> None:
         self.revisions: list[Revision] = []
-        self._descriptors: list[int] = []
+        self._held = ExitStack()
 
     def take(self, engine: EngineArguments) -> None:
         """Find and hold what the arguments name by a path. Raises ConfigurationError where one is gone meanwhile.
 
-        May wait for somebody who removes or moves it, and for a network file system: call it outside of an event loop.
+        May wait for somebody who removes it, and for a network file system: call it outside of an event loop.
         """
         self.release()
         try:
             for role, given in (("model", engine.model), ("drafter", engine.drafter)):
                 if given and is_path(given) and os.path.isdir(given):  # noqa: PTH112 - a link's target counts
-                    self.revisions.append(self._hold(role, Path(given)))
+                    self.revisions.append(_described(role, self._hold(role, Path(given))))
         except BaseException:
             self.release()
             raise
 
     def release(self) -> None:
         """Let them go."""
-        for descriptor in self._descriptors:
-            os.close(descriptor)
-        self._descriptors.clear()
+        self._held.close()
         self.revisions.clear()
 
-    def _hold(self, role: str, given: Path) -> Revision:
+    def _hold(self, role: str, given: Path) -> Path:
+        """Hold the directory to which `given` leads, and return it, without a link on the way."""
         for _ in range(_TRIES):
-            try:
+            with suppress(FileNotFoundError), ExitStack() as held:
                 directory = given.resolve(strict=True)
-                descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            except OSError:
-                continue
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_SH)
-            except OSError as error:  # a file system without locks: nobody can hold it, and nobody is told
-                _log.warning("%s cannot be held against `aerie model prune`: %s", directory, error.strerror)
-            try:
-                # It may have been removed before it was held, or the link been switched.
-                is_same = os.path.samestat(os.fstat(descriptor), given.stat())
-            except OSError:
-                is_same = False
-            if is_same:
-                self._descriptors.append(descriptor)
-                return _described(role, directory)
-            os.close(descriptor)
+                try:
+                    held.enter_context(hold(directory))
+                except FileNotFoundError:
+                    raise
+                except OSError as error:  # a file system without locks: nobody can be told
+                    _log.warning("%s cannot be held against `aerie model prune`: %s", directory, error.strerror)
+                if given.resolve(strict=True) == directory:  # else it was switched before it was held
+                    self._held.push(held.pop_all())
+                    return directory
         raise ConfigurationError(f"{role} {given} does not stay: it is being removed or switched; try again")
 
 
 def _described(role: str, directory: Path) -> Revision:
     try:
-        manifest = read_manifest((directory / MANIFEST).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, ManifestError):  # none, or none that can be read: it counts as a directory
+        manifest = load_manifest(directory)
+    except ManifestError:  # none, or none that can be read: it counts as a directory
         return Revision(role, model_of(directory), None, directory)
     return Revision(role, manifest.name, manifest.revision, directory)
 

@@ -53,7 +53,7 @@ def dangling(models: Path) -> None:
     (models / TARGET / NEW).rename(models / "gone")
 
 
-# Each: what lies in the models' directory, the operator's overrides, and the paths that the engine gets or what is said.
+# Each: what lies there, the operator's overrides, and the paths that the engine gets or what is told.
 CASES: dict[str, tuple[Callable[[Path], None], dict[str, Any], list[str] | str]] = {
     "published": (both_published, {}, [f"/data/models/{TARGET}/{NEW}", f"/data/models/{DRAFTER}/{OLD}"]),
     "a drafter without revisions": (

@@ -164,3 +164,12 @@ def test_a_link_that_leads_nowhere_says_what_to_do(store, words, prepare, told):
     prepare(store / "Kimi-K2.5")
     with pytest.raises(ConfigurationError, match=told):
         check_paths(read(words, {}))
+
+
+def test_a_service_holds_what_it_serves_and_says_which(serving, store):
+    with serving.run(model=str(store / "Kimi-K2.5/current")) as service:
+        state = service.until_phase("ready")
+        assert [(each["name"], each["revision"]) for each in state["models"]] == [("Kimi-K2.5", FIRST)]
+        assert FIRST[:12] in service.get("/")[1]
+        assert not can_be_pruned(store / "Kimi-K2.5" / FIRST)
+    assert can_be_pruned(store / "Kimi-K2.5" / FIRST)
