@@ -145,19 +145,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_rehearse(commands)
     _add_fabric(commands)
 
-    model = commands.add_parser("model", help="make checkpoints").add_subparsers(required=True, metavar="KIND")
-    tiny = model.add_parser(
-        "tiny",
-        help="write a tiny Kimi-K2.5 and two EAGLE-3 drafters for it",
-        description="Writes checkpoints of the real architecture with random weights, which load and answer within "
-        "seconds on a CPU: for trying out a deployment and for tests.",
-        epilog="Exit codes: 0 written or there already, 1 not written.",
-    )
-    tiny.add_argument(
-        "--out", type=Path, required=True, metavar="DIR", help="where to; there must be nothing else in it"
-    )
-    tiny.add_argument("--seed", type=int, default=0, help=_default("of the weights"))
-    tiny.set_defaults(run=_model_tiny)
+    _add_model(commands)
 
     patches = commands.add_parser(
         "patches",
@@ -217,6 +205,26 @@ def _add_serve(commands: Any) -> None:
         help=_default("seconds in which nothing moves, then a start is given up and tried again"),
     )
     serve.set_defaults(run=_serve)
+
+
+def _add_model(commands: Any) -> None:
+    from aerie.cache.arguments import add_commands
+
+    model = commands.add_parser("model", help="fetch, prove, list and free weights; make a tiny model")
+    kinds = model.add_subparsers(dest="kind", required=True, metavar="KIND")
+    add_commands(kinds)
+    tiny = kinds.add_parser(
+        "tiny",
+        help="write a tiny Kimi-K2.5 and two EAGLE-3 drafters for it",
+        description="Writes checkpoints of the real architecture with random weights, which load and answer within "
+        "seconds on a CPU: for trying out a deployment and for tests.",
+        epilog="Exit codes: 0 written or there already, 1 not written.",
+    )
+    tiny.add_argument(
+        "--out", type=Path, required=True, metavar="DIR", help="where to; there must be nothing else in it"
+    )
+    tiny.add_argument("--seed", type=int, default=0, help=_default("of the weights"))
+    tiny.set_defaults(run=_model_tiny)
 
 
 def _add_rehearse(commands: Any) -> None:

@@ -1,0 +1,397 @@
+"""Where models lie on disk, who works on them, and how a revision appears, is switched to and is held.
+
+<models>/<name>/<revision>/     published: whole or not there; aerie-manifest.json is in it
+                current         relative symlink to the revision in service
+                previous        the one that was in service before
+                .aerie/         lock, and what is being made; nobody else's to read
+"""
+
+import ctypes
+import errno
+import fcntl
+import os
+import signal
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from aerie.cache.inside import directory, open_inside, walk
+from aerie.cache.manifest import MANIFEST, Manifest, ManifestError, read_manifest
+from aerie.cache.names import NameRefusedError, check_model, check_revision
+
+CURRENT = "current"
+PREVIOUS = "previous"
+FILE_MODE = 0o444
+DIRECTORY_MODE = 0o755
+_OWN = ".aerie"
+_OWN_MODE = 0o700
+_LONGEST_MANIFEST = 256 * 2**20  # bytes; 595 GB take 1.5 MB
+_AT_FDCWD = -100
+_EXCHANGE = 2  # linux/fs.h, RENAME_EXCHANGE
+
+
+class StoreError(Exception):
+    """The store is not as it must be for what was asked; the message says what was found and what to do."""
+
+
+class BusyError(StoreError):
+    """Somebody else works on this model; the message says who."""
+
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    """All models of one directory."""
+
+    root: Path
+
+    def model(self, name: str) -> "Model":
+        """Return the model of this name, there or not; raises NameRefusedError."""
+        return Model(self.root, check_model(name))
+
+    def models(self) -> list["Model"]:
+        """Return those that Aerie keeps, by name; raises StoreError where the directory cannot be read."""
+        try:
+            with os.scandir(self.root) as entries:
+                names = sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
+        except OSError as error:
+            raise StoreError(f"the models directory {self.root} cannot be read: {error.strerror}") from None
+        found = []
+        for name in names:
+            with suppress(NameRefusedError):
+                model = self.model(name)
+                if model.is_kept:
+                    found.append(model)
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """One model; what changes it is called with its lock held."""
+
+    root: Path
+    name: str
+
+    @property
+    def path(self) -> Path:
+        """Its directory."""
+        return self.root / self.name
+
+    @property
+    def own(self) -> Path:
+        """Aerie's own directory in it."""
+        return self.path / _OWN
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether Aerie keeps it; a directory that a person made there is not touched."""
+        return _is_directory(self.own) or bool(self.revisions())
+
+    def revision_path(self, revision: str) -> Path:
+        """Return where this revision is or will be; raises NameRefusedError."""
+        return self.path / check_revision(revision)
+
+    def is_published(self, revision: str) -> bool:
+        """Whether this revision is there."""
+        return _is_directory(self.revision_path(revision))
+
+    def revisions(self) -> list[str]:
+        """Return the published ones, the one that was published last first."""
+        found = []
+        with suppress(FileNotFoundError, NotADirectoryError), os.scandir(self.path) as entries:
+            for entry in entries:
+                with suppress(NameRefusedError):
+                    if entry.is_dir(follow_symlinks=False):
+                        # The manifest is written last and never again: its time is that of the publishing.
+                        found.append((_changed(Path(entry.path, MANIFEST)), check_revision(entry.name)))
+        return [revision for _, revision in sorted(found, reverse=True)]
+
+    def current(self) -> str | None:
+        """Return the revision in service, None before the first; raises StoreError where `current` is none of ours."""
+        return self._linked(CURRENT)
+
+    def previous(self) -> str | None:
+        """Return the revision that was in service before, None where there is none; raises StoreError as `current`."""
+        linked = self._linked(PREVIOUS)
+        return None if linked == self._linked(CURRENT) else linked  # equal: killed within the first half of a switch
+
+    def _linked(self, name: str) -> str | None:
+        path = self.path / name
+        try:
+            return check_revision(str(path.readlink()))
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except NameRefusedError:
+            found = f"points to {str(path.readlink())!r}"
+        except OSError as error:
+            found = "is no symlink" if error.errno == errno.EINVAL else f"cannot be read ({error.strerror})"
+        raise StoreError(f"{path} {found}, expected a symlink to a revision beside it: move it away, then try again")
+
+    @contextmanager
+    def lock(self, command: str, *, wait: bool = False) -> Iterator[None]:
+        """Work on this model alone, as `command`; the directories are made where there are none.
+
+        Raises BusyError where another process does, unless it is to `wait` for it; StoreError where the directories
+        cannot be made or are none of ours.
+        """
+        self._make_own()
+        path = self.own / "lock"
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise StoreError(f"{path} cannot be opened: {error.strerror}") from None
+        try:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+            except BlockingIOError:
+                who = os.pread(descriptor, 200, 0).decode(errors="replace").strip() or "another process"
+                raise BusyError(f"{self.name} is being worked on by {who}: wait for its end, then try again") from None
+            with suppress(OSError):  # a full disk takes no new name; the old one would be wrong
+                os.ftruncate(descriptor, 0)
+                os.pwrite(descriptor, f"`{command}` (process {os.getpid()})\n".encode(), 0)
+            yield
+        finally:
+            with suppress(OSError):
+                os.ftruncate(descriptor, 0)
+            os.close(descriptor)
+
+    def _make_own(self) -> None:
+        for path, mode in ((self.path, DIRECTORY_MODE), (self.own, _OWN_MODE)):
+            make_directory(path, mode)
+
+    def staging_keys(self) -> list[str]:
+        """Return the keys of what is being made, or was left half made."""
+        with suppress(FileNotFoundError, NotADirectoryError), os.scandir(self.own / "staging") as entries:
+            return sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
+        return []
+
+    def staging_path(self, key: str) -> Path:
+        """Return where what has this key, 40 hexadecimal digits, is being made; raises NameRefusedError."""
+        return self.own / "staging" / check_revision(key)
+
+    def staging(self, key: str) -> Path:
+        """Return that directory, made where there is none, with `files` in it; raises StoreError."""
+        path = self.staging_path(key)
+        for each in (path.parent, path, path / "files"):
+            make_directory(each, _OWN_MODE)
+        return path
+
+    def publish(self, files: Path, manifest: Manifest, *, switch: bool = True) -> Path:
+        """Let `files`, a directory that holds what the manifest lists, appear as its revision, and return its path.
+
+        All is on the disk before; a crash leaves it unpublished, published, or published and switched to. Raises
+        StoreError where there is such a revision already, or the directory does not hold these files; OSError.
+        """
+        target = self.revision_path(manifest.revision)
+        if _exists(target):
+            raise StoreError(f"{target} is there already")
+        settle(files, manifest)
+        files.rename(target)
+        sync(target)
+        sync(files.parent)
+        sync(self.path)
+        if switch:
+            self.switch(manifest.revision)
+        return target
+
+    def switch(self, revision: str) -> None:
+        """Let `current` be this revision, and `previous` what it was; raises StoreError where it is not published.
+
+        A crash leaves the old state or the new one. Where no file system can exchange two names, it may forget what
+        was `previous` before.
+        """
+        if not self.is_published(revision):
+            raise StoreError(f"{self.name}@{revision} is not published")
+        old = self.current()
+        if old == revision:
+            return
+        if self._linked(PREVIOUS) == revision and old is not None and self._exchange():
+            sync(self.path)
+            return
+        if old is not None:
+            self._link(PREVIOUS, old)
+        self._link(CURRENT, revision)
+
+    def _link(self, name: str, revision: str) -> None:
+        self._linked(name)  # what a person put there is not replaced
+        self._make_own()
+        draft = self.own / f"{name}.new"
+        with suppress(FileNotFoundError):
+            draft.unlink()
+        draft.symlink_to(revision)
+        draft.rename(self.path / name)
+        sync(self.path)
+
+    def _exchange(self) -> bool:
+        """Let `current` and `previous` change places; return False where this file system cannot do it."""
+        names = (os.fsencode(self.path / CURRENT), os.fsencode(self.path / PREVIOUS))
+        rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+        return rename is not None and rename(_AT_FDCWD, names[0], _AT_FDCWD, names[1], _EXCHANGE) == 0
+
+    def in_use(self, revision: str) -> bool:
+        """Whether somebody holds this revision, or has one of its files open or mapped; raises OSError."""
+        with self.unused(revision) as unused:
+            return not unused
+
+    @contextmanager
+    def unused(self, revision: str) -> Iterator[bool]:
+        """Tell whether nobody uses this revision; where so, nobody can begin to hold it meanwhile. Raises OSError."""
+        with directory(self.revision_path(revision)) as descriptor:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                yield False
+                return
+            yield not any(
+                _is_open(descriptor, entry.path) for entry in walk(descriptor) if stat.S_ISREG(entry.status.st_mode)
+            )
+
+
+@contextmanager
+def hold(path: Path) -> Iterator[None]:
+    """Use what is published at `path`, a revision or a symlink to one: it is not freed meanwhile.
+
+    Raises OSError where it is not there.
+    """
+    while True:
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        fcntl.flock(descriptor, fcntl.LOCK_SH)
+        # It may have been moved away, or `current` switched, before the lock was there.
+        with suppress(FileNotFoundError):
+            if os.path.samestat(path.stat(), os.fstat(descriptor)):
+                break
+        os.close(descriptor)
+    try:
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def load_manifest(path: Path) -> Manifest:
+    """Return the manifest of the revision at `path`; raises ManifestError, which names the file."""
+    file = path / MANIFEST
+    try:
+        with directory(path) as root, os.fdopen(open_inside(root, MANIFEST), "rb") as stream:
+            content = stream.read(_LONGEST_MANIFEST + 1)
+    except OSError as error:
+        raise ManifestError(f"{file} cannot be read: {error.strerror}") from None
+    if len(content) > _LONGEST_MANIFEST:
+        raise ManifestError(f"{file} is no manifest: it is larger than {_LONGEST_MANIFEST} bytes")
+    try:
+        return read_manifest(content.decode())
+    except UnicodeDecodeError as error:
+        raise ManifestError(f"{file} is no manifest: {error}") from None
+    except ManifestError as error:
+        raise ManifestError(f"{file}: {error}") from None
+
+
+def settle(path: Path, manifest: Manifest) -> None:
+    """Let the directory hold just what the manifest lists, with its modes, all of it on the disk; write the manifest.
+
+    Raises StoreError where it holds something else; nothing is removed.
+    """
+    expected = {file.path: file.size for file in manifest.files}
+    with directory(path) as root:
+        for entry in walk(root):
+            if entry.error is not None:
+                raise entry.error
+            _settle_entry(root, path, entry.path, expected)
+        if expected:
+            raise StoreError(f"{path} lacks {min(expected)}, which the manifest lists")
+        _write_manifest(root, manifest)
+        os.fchmod(root, DIRECTORY_MODE)
+        os.fsync(root)
+
+
+def _settle_entry(root: int, path: Path, name: str, expected: dict[str, int]) -> None:
+    status = os.stat(name, dir_fd=root, follow_symlinks=False)
+    if stat.S_ISDIR(status.st_mode):
+        with directory(path / name) as descriptor:
+            os.fchmod(descriptor, DIRECTORY_MODE)
+            os.fsync(descriptor)
+        return
+    if name in {MANIFEST, f"{MANIFEST}.new"} and stat.S_ISREG(status.st_mode):
+        return
+    if not stat.S_ISREG(status.st_mode) or expected.get(name) != status.st_size:
+        wanted = f"a file of {expected[name]} bytes" if name in expected else "nothing of that name"
+        found = f"a file of {status.st_size} bytes" if stat.S_ISREG(status.st_mode) else "no regular file"
+        raise StoreError(f"{path / name} is {found}, and the manifest lists {wanted}")
+    del expected[name]
+    descriptor = open_inside(root, name)
+    try:
+        if stat.S_IMODE(status.st_mode) != FILE_MODE:
+            os.fchmod(descriptor, FILE_MODE)
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _write_manifest(root: int, manifest: Manifest) -> None:
+    draft = f"{MANIFEST}.new"
+    with suppress(FileNotFoundError):
+        os.unlink(draft, dir_fd=root)
+    with os.fdopen(open_inside(root, draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb") as stream:
+        stream.write(manifest.to_json().encode())
+        stream.flush()
+        os.fchmod(stream.fileno(), FILE_MODE)
+        os.fsync(stream.fileno())
+    os.rename(draft, MANIFEST, src_dir_fd=root, dst_dir_fd=root)
+
+
+def make_directory(path: Path, mode: int) -> None:
+    """Make a directory where there is none, and let it be open as `mode` says; raises StoreError.
+
+    Something else, a symlink too, in its place is an error.
+    """
+    try:
+        path.mkdir(mode)
+        path.chmod(mode)  # the umask takes away
+        sync(path.parent)
+    except FileExistsError:
+        if not _is_directory(path):
+            raise StoreError(f"{path} is no directory (a symlink is none): move it away, then try again") from None
+        if closed := mode & ~stat.S_IMODE(path.stat().st_mode):  # killed before it was opened, or made by a person
+            path.chmod(stat.S_IMODE(path.stat().st_mode) | closed)
+    except OSError as error:
+        raise StoreError(f"{path} cannot be made: {error.strerror}") from None
+
+
+def sync(path: Path) -> None:
+    """Let the names in a directory be on the disk; raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _exists(path: Path) -> bool:
+    return os.path.lexists(path)
+
+
+def _is_directory(path: Path) -> bool:
+    with suppress(OSError):
+        return stat.S_ISDIR(path.lstat().st_mode)
+    return False
+
+
+def _changed(path: Path) -> int:
+    with suppress(OSError):
+        return path.lstat().st_mtime_ns
+    return 0
+
+
+def _is_open(root: int, path: str) -> bool:
+    """Whether any process, in whatever container, has the file open or mapped, as far as this user may know."""
+    descriptor = open_inside(root, path)
+    try:
+        # Whoever opens it just now lets the kernel tell us, by a signal that ends nobody.
+        fcntl.fcntl(descriptor, fcntl.F_SETSIG, signal.SIGURG)
+        fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+        fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+    except OSError as error:
+        return error.errno == errno.EAGAIN  # else: not our file, or a file system without leases
+    finally:
+        os.close(descriptor)
+    return False
