@@ -19,7 +19,7 @@ from aerie import patches
 from aerie.diagnosis import Diagnosis, Evidence
 from aerie.engine_arguments import ConfigurationError
 from aerie.status import serve_status
-from aerie.supervisor import arguments, crash, gpus
+from aerie.supervisor import arguments, crash, gpus, revisions
 from aerie.supervisor.json_file import JsonFile
 from aerie.supervisor.prctl import adopt_orphans
 from aerie.supervisor.processes import Reaper, first, off_loop
@@ -97,6 +97,7 @@ class _Service:
         self._state = resume(self._state_file.read(), State(since=_now()))
         self._versions = {"aerie": aerie.__version__, "vllm": patches.vllm_version()}
         self._gpus = _Gpus()
+        self._held = revisions.Holding()
         self._changed = asyncio.Event()
         self._retry = asyncio.Event()
         self._signals = StopSignals(asyncio.Event(), asyncio.Event())
@@ -179,13 +180,29 @@ class _Service:
             return crash.STUCK
         try:
             engine = self._configuration()
+            return await self._run(engine) if await self._hold(engine) else 0
         except ConfigurationError as error:
             self._dispatch(Held(str(error)))
             return USAGE_ERROR
-        self._state = replace(self._state, model=engine.served_name)
+        finally:
+            self._held.release()
+
+    async def _hold(self, engine: arguments.EngineArguments) -> bool:
+        """Hold the checkpoints, and look at the GPUs; return False for a stop. Raises ConfigurationError."""
+        take = asyncio.create_task(off_loop(self._held.take, engine))
+        stop = asyncio.create_task(self._signals.stop.wait())
+        await first(take, stop)
+        stop.cancel()
+        if not take.done():
+            take.cancel()
+            return False
+        take.result()
+        self._state = replace(
+            self._state, model=engine.served_name, models=tuple(revisions.shown(self._held.revisions))
+        )
         if not self._gpus.used:  # or could not be asked then
             self._gpus = await self._look_at_gpus()
-        return 0 if self._signals.stop.is_set() else await self._run(engine)
+        return not self._signals.stop.is_set()
 
     async def _run(self, engine: arguments.EngineArguments) -> int:
         options = self._options
@@ -199,7 +216,8 @@ class _Service:
             self._gpus.addresses,
         )
         try:
-            ending = await run.until_it_ends(options.engine_arguments, self._reaper, self._signals)
+            words = revisions.pinned(options.engine_arguments, engine, self._held.revisions)
+            ending = await run.until_it_ends(words, self._reaper, self._signals)
         except OSError as error:
             return self._not_started(error)
         await run.ended()

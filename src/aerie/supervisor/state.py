@@ -62,6 +62,8 @@ class State:
 
     since: datetime
     model: str = ""
+    models: tuple[Mapping[str, Any], ...] = ()
+    """The checkpoints that the engine reads, held while it does: role, name, revision, directory."""
     phase: Phase = Phase.STARTING
     reason: str | None = None
     start: Mapping[str, Any] | None = None
@@ -218,6 +220,7 @@ def to_json(state: State, versions: Mapping[str, str | None], supervisor: int) -
         "since": _timestamp(state.since),
         "reason": state.reason,
         "model": state.model,
+        "models": list(state.models),
         "start": state.start,
         "supervisor": {"pid": supervisor},
         "engine": {
