@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from aerie.cache.inside import open_inside
-from aerie.cache.manifest import SEGMENT, File
+from aerie.cache.manifest import File, spans
 from aerie.cache.residency import Residency
 
 _PIECE = 2**20  # bytes a read: it stays in a core's cache until it is hashed
@@ -70,11 +70,6 @@ def git_sha1(descriptor: int, size: int) -> str:
     for piece in _pieces(descriptor, 0, size, memoryview(bytearray(min(_PIECE, size)))):
         named.update(piece)
     return named.hexdigest()
-
-
-def spans(size: int) -> list[tuple[int, int]]:
-    """Return where each segment of a file of `size` bytes begins and ends."""
-    return [(start, min(start + SEGMENT, size)) for start in range(0, size, SEGMENT)]
 
 
 def default_threads() -> int:

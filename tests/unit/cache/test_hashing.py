@@ -13,19 +13,10 @@ from cache_store import described, write_files
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from aerie.cache import hashing
-from aerie.cache.hashing import ShortFileError, Task, compare, digest, git_sha1, spans
+from aerie.cache.hashing import ShortFileError, Task, compare, digest, git_sha1
 from aerie.cache.inside import directory
-from aerie.cache.manifest import SEGMENT
+from aerie.cache.manifest import SEGMENT, spans
 from aerie.cache.residency import Residency, _resident
-
-
-@pytest.fixture
-def small_segments(monkeypatch):
-    """Segments of 4 KiB, pieces of 1 KiB: what a large file shows, with a small one."""
-    monkeypatch.setattr(hashing, "SEGMENT", 4096)
-    monkeypatch.setattr("aerie.cache.manifest.SEGMENT", 4096)
-    monkeypatch.setattr(hashing, "_PIECE", 1024)
 
 
 @contextlib.contextmanager
