@@ -1,4 +1,4 @@
-"""A Hub with a target of three revisions and a gated drafter, on port 8099 of loopback: tests/hub_server.py with content.
+"""A Hub with a target of three revisions and a gated drafter, on port 8099 of loopback: tests/hub_server.py, filled.
 
 usage: hub.py [--print], which prints the revisions as JSON and serves nothing
 """
@@ -13,7 +13,7 @@ import threading
 from hub_server import Hub
 
 PORT = 8099
-TOKEN = "hf_a-token-that-nobody-may-see"
+TOKEN = "hf_a-token-that-nobody-may-see"  # noqa: S105 - opens nothing
 SEGMENT = 64 * 2**20
 _HEADER = 128
 LARGE = SEGMENT + 6 * 2**20
@@ -24,7 +24,7 @@ def safetensors(size: int, seed: int) -> bytes:
     """Return a file of so many bytes with one tensor."""
     data = size - 8 - _HEADER
     header = json.dumps({"weight": {"dtype": "U8", "shape": [data], "data_offsets": [0, data]}}).encode()
-    return _HEADER.to_bytes(8, "little") + header.ljust(_HEADER) + random.Random(seed).randbytes(data)
+    return _HEADER.to_bytes(8, "little") + header.ljust(_HEADER) + random.Random(seed).randbytes(data)  # noqa: S311 - the same each time
 
 
 def fill(hub: Hub) -> dict[str, str]:
@@ -36,7 +36,7 @@ def fill(hub: Hub) -> dict[str, str]:
         "first": target.commit({"config.json": b'{"version": 1}\n', "model.safetensors": weights}),
         "second": target.commit({"config.json": b'{"version": 2}\n', "model.safetensors": weights}),
         "third": target.commit({"config.json": b'{"version": 3}\n', "model.safetensors": safetensors(2**20, 3)}),
-        "drafter": drafter.commit({"config.json": b"{}\n", "code.py": b"VALUE = 1\n", "model.safetensors": safetensors(2**20, 4)}),
+        "drafter": drafter.commit({"config.json": b"{}\n", "code.py": b"", "model.safetensors": safetensors(2**20, 4)}),
     }
     drafter.gated = True
     hub.token = TOKEN
