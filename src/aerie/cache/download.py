@@ -233,12 +233,12 @@ class Download:
         file = _Fetched(number, offer, set())
         if status is not None:
             foreign = status.st_nlink > 1 and written < offer.size  # a link: never written to
-            if status.st_size != offer.size or foreign or not written:
+            if status.st_size != offer.size or foreign or (offer.size and not written):
                 self._remove(offer.path)
                 status = None
             else:
                 file.result = self._ledger.verified(number, status)
-        if status is None and (written or not offer.size):
+        if status is None and written:
             self._ledger.forget(number)
         if status is None:
             self._take_from_donor(file)
