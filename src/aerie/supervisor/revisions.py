@@ -11,6 +11,7 @@ from pathlib import Path
 from aerie.cache.layout import hold, load_manifest
 from aerie.cache.manifest import ManifestError
 from aerie.cache.names import model_of
+from aerie.cache.warm import size_of, weight_files
 from aerie.engine_arguments import ConfigurationError, read_arguments, without
 from aerie.supervisor.arguments import EngineArguments, is_path
 
@@ -30,6 +31,8 @@ class Revision:
     """40 hexadecimal digits; None for a directory that no manifest describes."""
     directory: Path
     """Where it lies itself, without a link on the way."""
+    weights: int = 0
+    """Bytes of its safetensors files."""
 
 
 class Holding:
@@ -79,8 +82,15 @@ def _described(role: str, directory: Path) -> Revision:
     try:
         manifest = load_manifest(directory)
     except ManifestError:  # none, or none that can be read: it counts as a directory
-        return Revision(role, model_of(directory), None, directory)
-    return Revision(role, manifest.name, manifest.revision, directory)
+        return Revision(role, model_of(directory), None, directory, _weights(directory))
+    return Revision(role, manifest.name, manifest.revision, directory, _weights(directory))
+
+
+def _weights(directory: Path) -> int:
+    try:
+        return size_of(weight_files(directory))
+    except OSError:  # the engine says why
+        return 0
 
 
 def pinned(words: Sequence[str], engine: EngineArguments, revisions: Sequence[Revision]) -> list[str]:

@@ -33,13 +33,16 @@ from aerie.supervisor.state import (
     Held,
     Phase,
     RetryAsked,
+    Served,
     State,
     StopAsked,
     Stopped,
+    Warmed,
     reduce,
     resume,
     to_json,
 )
+from aerie.supervisor.warming import Warming
 
 _log = logging.getLogger("aerie")
 _report = logging.getLogger("aerie.report")  # printed without our name before it
@@ -65,6 +68,7 @@ class Options:
     keys_file: Path
     drain_timeout: int
     stall_timeout: float
+    warm: bool = True
 
 
 def serve(options: Options) -> int:
@@ -98,6 +102,7 @@ class _Service:
         self._versions = {"aerie": aerie.__version__, "vllm": patches.vllm_version()}
         self._gpus = _Gpus()
         self._held = revisions.Holding()
+        self._warmings: list[Warming] = []
         self._changed = asyncio.Event()
         self._retry = asyncio.Event()
         self._signals = StopSignals(asyncio.Event(), asyncio.Event())
@@ -212,14 +217,21 @@ class _Service:
             options.drain_timeout,
             options.stall_timeout,
             self._history,
-            self._dispatch,
+            self._dispatch_of_run,
             self._gpus.addresses,
+            self._apart,
         )
+        words = revisions.pinned(options.engine_arguments, engine, self._held.revisions)
+        if options.warm:
+            warming = Warming(self._reaper, lambda told: self._dispatch(Warmed(told)))
+            self._warmings = [each for each in self._warmings if each.pids] + [warming]
+            warming.start(words, self._held.revisions, has_gpus=bool(self._gpus.used))
         try:
-            words = revisions.pinned(options.engine_arguments, engine, self._held.revisions)
             ending = await run.until_it_ends(words, self._reaper, self._signals)
         except OSError as error:
             return self._not_started(error)
+        finally:
+            self._stop_warming()
         await run.ended()
         if ending.asked:
             self._dispatch(Ended(ending.words, ending.status))
@@ -233,6 +245,19 @@ class _Service:
             self._tell(run, diagnosis, lambda shown: Held(_stuck(left), shown))
             return crash.STUCK
         return crash.exit_code(diagnosis, ending.status, served=run.served)
+
+    def _dispatch_of_run(self, event: Event) -> None:
+        if isinstance(event, Served):
+            self._stop_warming()  # what it has not read, nobody waits for any more
+        self._dispatch(event)
+
+    def _stop_warming(self) -> None:
+        for each in self._warmings:
+            each.stop()
+
+    def _apart(self) -> frozenset[int]:
+        """Return the processes that are no part of an engine."""
+        return frozenset().union(*(each.pids for each in self._warmings))
 
     def _not_started(self, error: OSError) -> int:
         """Hold where another start cannot help; a machine that is short of memory or processes may have them later."""
@@ -285,7 +310,7 @@ class _Service:
 
     async def _released(self) -> list[Evidence]:
         """Wait until nothing is left of the engine, not long where a stop was asked for; return what does not go."""
-        release = asyncio.create_task(held_back(self._gpus.used))
+        release = asyncio.create_task(held_back(self._gpus.used, apart=self._apart()))
         stop = asyncio.create_task(self._signals.stop.wait())
         await first(release, stop)
         if stop.done():

@@ -186,6 +186,7 @@ def test_the_json_form_is_the_contract():
         "model": "kimi",
         "models": [],
         "start": LOADING,
+        "warming": None,
         "supervisor": {"pid": 5},
         "engine": {
             "pid": None,
