@@ -1,8 +1,7 @@
-"""How fast `aerie model fetch` takes a model from a server on loopback, beside curl and beside a bare copy from a socket.
+"""How fast `aerie model fetch` takes a model from a server on loopback, beside curl and a bare copy from a socket.
 
 `python tests/bench/fetch.py [--size GB] [--connections N] [--dir DIR]`, with src in PYTHONPATH. The server is a process
-of its own that sends with sendfile; it, the client and the hashing share the cores of this machine, so that the ratios
-say more than the rates.
+of its own that sends with sendfile. All share the cores of this machine, so that the ratios say more than the rates.
 """
 
 import argparse

@@ -22,7 +22,7 @@ def test_a_hundred_kills(hub, fetcher, tmp_path):
     size = sum(len(each) if isinstance(each, bytes) else each.stat().st_size for each in files.values())
     assert size > 2 * 10**9
     hub.pace = _PACE
-    seed = random.randrange(10**6)
+    seed = random.randrange(10**6)  # noqa: S311
     print(f"seed {seed}")
     chance = random.Random(seed)  # noqa: S311
     killed = whole = 0

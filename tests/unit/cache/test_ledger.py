@@ -110,7 +110,10 @@ def test_another_listing_keeps_what_is_the_same(path):
 
 @pytest.mark.parametrize(
     "other",
-    [Offer("model.safetensors", 2 * SEGMENT + 5, sha256=OTHER), Offer("model.safetensors", 2 * SEGMENT + 6, sha256=SHA)],
+    [
+        Offer("model.safetensors", 2 * SEGMENT + 5, sha256=OTHER),
+        Offer("model.safetensors", 2 * SEGMENT + 6, sha256=SHA),
+    ],
 )
 def test_another_content_is_begun_anew(path, other):
     opened(path).note_written(1, 7)
