@@ -204,6 +204,12 @@ def _add_serve(commands: Any) -> None:
         metavar="S",
         help=_default("seconds in which nothing moves, then a start is given up and tried again"),
     )
+    serve.add_argument(
+        "--warm",
+        choices=("auto", "never"),
+        default="auto",
+        help=_default("read the weights into the page cache beside a start, where memory allows"),
+    )
     serve.set_defaults(run=_serve)
 
 
@@ -414,6 +420,7 @@ def _serve(options: argparse.Namespace) -> int:
             keys_file=options.api_keys_file,
             drain_timeout=options.drain_timeout,
             stall_timeout=options.stall_timeout,
+            warm=options.warm != "never",
         )
     )
 

@@ -28,6 +28,7 @@ DIRECTORY_MODE = 0o755
 _OWN = ".aerie"
 _OWN_MODE = 0o700
 _LONGEST_MANIFEST = 256 * 2**20  # bytes; 595 GB take 1.5 MB
+_SHORTEST = 7  # digits, as git shortens a commit
 _AT_FDCWD = -100
 _EXCHANGE = 2  # linux/fs.h, RENAME_EXCHANGE
 
@@ -115,6 +116,30 @@ class Model:
         """Return the revision that was in service before, None where there is none; raises StoreError as `current`."""
         linked = self._linked(PREVIOUS)
         return None if linked == self._linked(CURRENT) else linked  # equal: killed within the first half of a switch
+
+    def find(self, text: str) -> str:
+        """Return the published revision that is meant by `current`, `previous`, 40 digits, or 7 and more that begin it.
+
+        Raises StoreError where it is none, or more than one.
+        """
+        published = self.revisions()
+        if text in (CURRENT, PREVIOUS):
+            linked = self.current() if text == CURRENT else self.previous()
+            if linked is None:
+                raise StoreError(f"{self.name} has no {text} revision in {self.root}")
+            if linked not in published:
+                raise StoreError(
+                    f"{self.path / text} points to {linked}, which is not there: {self._published(published)}"
+                )
+            return linked
+        found = [each for each in published if each == text or (len(text) >= _SHORTEST and each.startswith(text))]
+        if len(found) != 1:
+            what = "means more than one" if found else "is not published"
+            raise StoreError(f"{self.name}@{text} {what} in {self.root}: {self._published(published)}")
+        return found[0]
+
+    def _published(self, revisions: list[str]) -> str:
+        return "there are " + ", ".join(revisions) if revisions else "there is no revision of it"
 
     def _linked(self, name: str) -> str | None:
         path = self.path / name

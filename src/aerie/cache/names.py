@@ -3,6 +3,7 @@
 import re
 import unicodedata
 from collections.abc import Iterable
+from pathlib import Path
 
 _MODEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
 _REVISION = re.compile(r"[0-9a-f]{40}")
@@ -10,6 +11,7 @@ _LONGEST_PART = 255
 """Bytes of a file's name on Linux's file systems."""
 _LONGEST_NAME = 1024
 """Bytes of a relative path, well within PATH_MAX."""
+_LINKS = {"current", "previous"}
 _OUR_OWN = {"aerie-manifest.json"}
 
 
@@ -31,6 +33,12 @@ def check_revision(revision: str) -> str:
     if not _REVISION.fullmatch(revision):
         raise NameRefusedError(f"{revision!r} is no revision: expected a commit's 40 hexadecimal digits, in lower case")
     return revision
+
+
+def model_of(directory: Path) -> str:
+    """Return what people call the model in a directory: in a store it is the name above a revision or a link to one."""
+    is_in_store = directory.name in _LINKS or _REVISION.fullmatch(directory.name)
+    return directory.parent.name if is_in_store and directory.parent.name else directory.name
 
 
 def check_files(names: Iterable[str]) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
+from aerie.cache.names import model_of
 from aerie.gate.words import clock
 from aerie.rehearsal import dynamic, kernels, software
 from aerie.rehearsal.beside import low_priority, room_beside
@@ -184,7 +185,7 @@ class _Rehearsal:
         drafter = subject.setup.drafter
         self.report.drafter = str(drafter.directory) if drafter else None
         self.report.hardware, self.report.arguments = hardware, subject.words
-        names = " with ".join(Path(each).name for each in (self.report.target, self.report.drafter) if each)
+        names = " with ".join(model_of(Path(each)) for each in (self.report.target, self.report.drafter) if each)
         self._heading(f"{names}, planned for {hardware.count} x {hardware.words}")
         self._heading("Static checks")
         return subject

@@ -105,6 +105,7 @@ def render(state: Mapping[str, Any], now: datetime, container: str | None = None
         lasting=_duration((now - _time(state["since"])).total_seconds()),
         elapsed=_lasted(start, now) if start else "",
         movement=_movement(start) if start else "",
+        warming=_warming(state.get("warming")),
         expected=_stall(start) if stalled or quiet else None,
         until_next_start=_until(state["next_start"], now) if state["next_start"] else "",
         place=_place(diagnosis["root"]) if diagnosis and diagnosis["root"] else "",
@@ -159,6 +160,15 @@ def _evidence_title(diagnosis: Mapping[str, Any]) -> str:
 def _movement(start: Mapping[str, Any]) -> str:
     by = _MOVED_BY.get(start["moved_by"], start["moved_by"])
     return f"{_duration(start['silent_seconds'])} ago" + (f", {by}" if by else "")
+
+
+def _warming(warming: Mapping[str, Any] | None) -> str:
+    """Return how far the weights are read ahead of the engine."""
+    if not warming:
+        return ""
+    if warming["state"] != "reading":
+        return str(warming["text"])
+    return f"{warming['warmed_bytes'] / 1e9:.0f} of {warming['total_bytes'] / 1e9:.0f} GB read ahead of the engine"
 
 
 def _place(root: Mapping[str, Any]) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from aerie.auth import read_keys
+from aerie.cache.layout import CURRENT
 from aerie.engine_arguments import ConfigurationError, read_arguments, read_command_line, spelled
 from aerie.port import port_from
 
@@ -81,10 +82,15 @@ def read(arguments: Sequence[str], environment: Mapping[str, str]) -> EngineArgu
     )
 
 
+def is_path(name: str) -> bool:
+    """Return whether a model is named by a path, and not as a repository of the Hub."""
+    return name.startswith(("/", "./", "../"))
+
+
 def check_paths(arguments: EngineArguments) -> None:
     """Raise ConfigurationError where a model that is named by a path is not there or cannot be read."""
     for role, name in (("model", arguments.model), ("drafter", arguments.drafter)):
-        if not name or not name.startswith(("/", "./", "../")):
+        if not name or not is_path(name):
             continue  # a repository's name, which only vLLM can resolve
         path = Path(name)
         try:
@@ -95,13 +101,25 @@ def check_paths(arguments: EngineArguments) -> None:
                 f"{role} {name} cannot be read: {error.strerror}; it must be readable by this user (uid {os.getuid()})"
             ) from None
         if missing:
-            raise ConfigurationError(
-                f"{role} {name} does not exist: check the path and the mount of the models' directory"
-            )
+            raise ConfigurationError(f"{role} {name} does not exist: {_remedy(path)}")
         if empty:
             raise ConfigurationError(
                 f"{role} {name} is an empty directory: put the checkpoint there or correct the mount"
             )
+
+
+def _remedy(path: Path) -> str:
+    """Return what to do about a path that leads nowhere."""
+    if path.name != CURRENT:
+        return "check the path and the mount of the models' directory"
+    if (path.parent / "config.json").is_file():
+        return (
+            f"{path.parent} is a checkpoint without revisions: `aerie model adopt {path.parent}` on the host gives it "
+            f"one, or name {path.parent} itself"
+        )
+    if path.is_symlink():
+        return f"it leads to {path.readlink()}, which is not there: see `aerie model list`"
+    return "publish a revision of it with `aerie model fetch` or `adopt`, or check the mount of the models' directory"
 
 
 def draining(arguments: EngineArguments, drain_timeout: int) -> list[str]:

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import IO, Any, Generic, TypeVar
 
@@ -212,13 +212,14 @@ async def vital_death(root: int) -> Vital:
         await asyncio.sleep(_LOOK)
 
 
-async def kill_below(root: int, limit: float) -> list[Survivor]:
+async def kill_below(root: int, limit: float, apart: Collection[int] = ()) -> list[Survivor]:
     """Kill everything below `root`; return what is still there after `limit` seconds, so at best nothing.
 
+    Nobody waits for those of `apart`, which are no part of an engine and somebody else's to kill.
     Freeing hundreds of gigabytes takes the kernel seconds; a process that waits in a driver may never end.
     """
     deadline = time.monotonic() + limit
-    while alive := descendants(root):
+    while alive := descendants(root) - set(apart):
         kill(alive)
         if time.monotonic() > deadline:
             return await asyncio.gather(*map(_survivor, sorted(alive)))

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import time
+from collections.abc import Collection
 
 from aerie.diagnosis import Evidence, Kind
 from aerie.supervisor import gpus
@@ -18,14 +19,17 @@ _MIB = 2**20
 
 
 async def held_back(
-    baseline: tuple[int, ...], survives: float = SURVIVES, released_within: float = _RELEASED_WITHIN
+    baseline: tuple[int, ...],
+    survives: float = SURVIVES,
+    released_within: float = _RELEASED_WITHIN,
+    apart: Collection[int] = (),
 ) -> list[Evidence]:
     """Wait for the end of all processes below this one and for their GPU memory; return what has not gone in time.
 
     `baseline` is what the GPUs held before an engine had them, in bytes, () where that is not known; the limits are in
-    seconds.
+    seconds; `apart` are processes that are no part of it.
     """
-    survivors = await kill_below(os.getpid(), survives)
+    survivors = await kill_below(os.getpid(), survives, apart)
     if survivors:
         words = f"survives SIGKILL for {survives:.0f} s"
         meaning = "a driver does not let go of it"

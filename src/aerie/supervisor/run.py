@@ -5,7 +5,7 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Collection, Coroutine, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -87,14 +87,19 @@ class EngineRun:
         history: JsonFile,
         dispatch: Callable[[Event], None],
         gpus: Sequence[str] = (),
+        apart: Callable[[], Collection[int]] = tuple,
     ) -> None:
-        """`gpus` are the PCI addresses of those that it may use; () where that is not known."""
+        """`gpus` are the PCI addresses of those that it may use; () where that is not known.
+
+        `apart` tells the processes below the supervisor that are no part of the engine.
+        """
         self._engine = engine
         self._keys_file = keys_file
         self._drain_timeout = drain_timeout
         self._stall_timeout = stall_timeout
         self._history = history
         self._dispatch_to = dispatch
+        self._apart = apart
         self._devices = evidence.with_ports_above(gpus)
         self._answered = self.served = False
         self._began = time.time()
@@ -143,7 +148,7 @@ class EngineRun:
 
     async def ended(self) -> None:
         """Kill what is left and pass on its last words; what does not die at once is left to others."""
-        survivors = await kill_below(os.getpid(), _KILLED_WITHIN)
+        survivors = await kill_below(os.getpid(), _KILLED_WITHIN, self._apart())
         with contextlib.suppress(TimeoutError):
             limit = _LAST_OUTPUT_OF_SURVIVORS if survivors else _LAST_OUTPUT
             await asyncio.wait_for(self._process.copied.wait(), limit)

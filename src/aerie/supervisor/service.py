@@ -19,7 +19,7 @@ from aerie import patches
 from aerie.diagnosis import Diagnosis, Evidence
 from aerie.engine_arguments import ConfigurationError
 from aerie.status import serve_status
-from aerie.supervisor import arguments, crash, gpus
+from aerie.supervisor import arguments, crash, gpus, revisions
 from aerie.supervisor.json_file import JsonFile
 from aerie.supervisor.prctl import adopt_orphans
 from aerie.supervisor.processes import Reaper, first, off_loop
@@ -33,13 +33,16 @@ from aerie.supervisor.state import (
     Held,
     Phase,
     RetryAsked,
+    Served,
     State,
     StopAsked,
     Stopped,
+    Warmed,
     reduce,
     resume,
     to_json,
 )
+from aerie.supervisor.warming import Warming
 
 _log = logging.getLogger("aerie")
 _report = logging.getLogger("aerie.report")  # printed without our name before it
@@ -65,6 +68,7 @@ class Options:
     keys_file: Path
     drain_timeout: int
     stall_timeout: float
+    warm: bool = True
 
 
 def serve(options: Options) -> int:
@@ -97,6 +101,8 @@ class _Service:
         self._state = resume(self._state_file.read(), State(since=_now()))
         self._versions = {"aerie": aerie.__version__, "vllm": patches.vllm_version()}
         self._gpus = _Gpus()
+        self._held = revisions.Holding()
+        self._warmings: list[Warming] = []
         self._changed = asyncio.Event()
         self._retry = asyncio.Event()
         self._signals = StopSignals(asyncio.Event(), asyncio.Event())
@@ -179,13 +185,29 @@ class _Service:
             return crash.STUCK
         try:
             engine = self._configuration()
+            return await self._run(engine) if await self._hold(engine) else 0
         except ConfigurationError as error:
             self._dispatch(Held(str(error)))
             return USAGE_ERROR
-        self._state = replace(self._state, model=engine.served_name)
+        finally:
+            self._held.release()
+
+    async def _hold(self, engine: arguments.EngineArguments) -> bool:
+        """Hold the checkpoints, and look at the GPUs; return False for a stop. Raises ConfigurationError."""
+        take = asyncio.create_task(off_loop(self._held.take, engine))
+        stop = asyncio.create_task(self._signals.stop.wait())
+        await first(take, stop)
+        stop.cancel()
+        if not take.done():
+            take.cancel()
+            return False
+        take.result()
+        self._state = replace(
+            self._state, model=engine.served_name, models=tuple(revisions.shown(self._held.revisions))
+        )
         if not self._gpus.used:  # or could not be asked then
             self._gpus = await self._look_at_gpus()
-        return 0 if self._signals.stop.is_set() else await self._run(engine)
+        return not self._signals.stop.is_set()
 
     async def _run(self, engine: arguments.EngineArguments) -> int:
         options = self._options
@@ -195,13 +217,21 @@ class _Service:
             options.drain_timeout,
             options.stall_timeout,
             self._history,
-            self._dispatch,
+            self._dispatch_of_run,
             self._gpus.addresses,
+            self._apart,
         )
+        words = revisions.pinned(options.engine_arguments, engine, self._held.revisions)
+        if options.warm:
+            warming = Warming(self._reaper, lambda told: self._dispatch(Warmed(told)))
+            self._warmings = [each for each in self._warmings if each.pids] + [warming]
+            warming.start(words, self._held.revisions, has_gpus=bool(self._gpus.used))
         try:
-            ending = await run.until_it_ends(options.engine_arguments, self._reaper, self._signals)
+            ending = await run.until_it_ends(words, self._reaper, self._signals)
         except OSError as error:
             return self._not_started(error)
+        finally:
+            self._stop_warming()
         await run.ended()
         if ending.asked:
             self._dispatch(Ended(ending.words, ending.status))
@@ -215,6 +245,19 @@ class _Service:
             self._tell(run, diagnosis, lambda shown: Held(_stuck(left), shown))
             return crash.STUCK
         return crash.exit_code(diagnosis, ending.status, served=run.served)
+
+    def _dispatch_of_run(self, event: Event) -> None:
+        if isinstance(event, Served):
+            self._stop_warming()  # what it has not read, nobody waits for any more
+        self._dispatch(event)
+
+    def _stop_warming(self) -> None:
+        for each in self._warmings:
+            each.stop()
+
+    def _apart(self) -> frozenset[int]:
+        """Return the processes that are no part of an engine."""
+        return frozenset().union(*(each.pids for each in self._warmings))
 
     def _not_started(self, error: OSError) -> int:
         """Hold where another start cannot help; a machine that is short of memory or processes may have them later."""
@@ -267,7 +310,7 @@ class _Service:
 
     async def _released(self) -> list[Evidence]:
         """Wait until nothing is left of the engine, not long where a stop was asked for; return what does not go."""
-        release = asyncio.create_task(held_back(self._gpus.used))
+        release = asyncio.create_task(held_back(self._gpus.used, apart=self._apart()))
         stop = asyncio.create_task(self._signals.stop.wait())
         await first(release, stop)
         if stop.done():

@@ -62,6 +62,10 @@ class State:
 
     since: datetime
     model: str = ""
+    models: tuple[Mapping[str, Any], ...] = ()
+    """The checkpoints that the engine reads, held while it does: role, name, revision, directory."""
+    warming: Mapping[str, Any] | None = None
+    """How far the weights are read into the page cache, in the form of `aerie.cache.warm`; None where they are not."""
     phase: Phase = Phase.STARTING
     reason: str | None = None
     start: Mapping[str, Any] | None = None
@@ -93,6 +97,13 @@ class Progressed:
 
     start: Mapping[str, Any]
     last_line: str
+
+
+@dataclass(frozen=True)
+class Warmed:
+    """How far the weights are read into the page cache, or that nothing is being read."""
+
+    warming: Mapping[str, Any] | None
 
 
 @dataclass(frozen=True)
@@ -152,7 +163,7 @@ class Stopped:
     """Every engine process is gone after a stop was asked for."""
 
 
-Event = Started | Progressed | Answered | Served | Refused | Ended | Held | RetryAsked | StopAsked | Stopped
+Event = Started | Progressed | Warmed | Answered | Served | Refused | Ended | Held | RetryAsked | StopAsked | Stopped
 
 _GOING = frozenset({Phase.STOPPING, Phase.STOPPED})
 
@@ -167,6 +178,8 @@ def reduce(state: State, event: Event, at: datetime) -> State:  # noqa: C901, PL
             # Once it serves, its lines are about requests, and not for a page that asks for no key.
             shown = last_line if state.phase is Phase.STARTING else state.last_line
             return replace(state, start=start, last_line=shown)
+        case Warmed(warming):
+            return replace(state, warming=warming)
         case Answered() if state.phase is Phase.STARTING:
             return _enter(state, Phase.CHECKING, at)
         case Served(speculation, serving) if state.phase not in _GOING:
@@ -218,7 +231,9 @@ def to_json(state: State, versions: Mapping[str, str | None], supervisor: int) -
         "since": _timestamp(state.since),
         "reason": state.reason,
         "model": state.model,
+        "models": list(state.models),
         "start": state.start,
+        "warming": state.warming,
         "supervisor": {"pid": supervisor},
         "engine": {
             "pid": state.pid,

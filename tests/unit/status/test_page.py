@@ -326,3 +326,16 @@ def test_a_time_of_another_day_has_its_date():
 
 def test_backquotes_set_code_and_nothing_else():
     assert _code("set `A<B` & `C`, not `") == "set <code>A&lt;B</code> &amp; <code>C</code>, not `"
+
+
+@pytest.mark.parametrize(
+    ("warming", "text"),
+    [
+        ({"state": "reading", "warmed_bytes": 312_400_000_000, "total_bytes": 595 * 10**9}, "312 of 595 GB read ahead"),
+        ({"state": "skipped", "text": "nothing was read ahead: so little memory"}, "so little memory"),
+    ],
+)
+def test_a_start_shows_what_is_read_ahead(warming, text):
+    starting = EXAMPLE.loading()
+    assert text in page(starting | {"warming": warming}).text
+    assert "Page cache" not in page(starting | {"warming": None}).text

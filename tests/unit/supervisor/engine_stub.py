@@ -109,6 +109,7 @@ def main():
         time.sleep(1)
     if STUB.get("exit") is not None:
         sys.exit(STUB["exit"])
+    time.sleep(STUB.get("boot", 0))
     port = int(sys.argv[sys.argv.index("--port") + 1])
     ThreadingHTTPServer(("127.0.0.1", port), Handler).serve_forever()
 

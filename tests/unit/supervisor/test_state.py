@@ -184,7 +184,9 @@ def test_the_json_form_is_the_contract():
         "since": "2026-11-29T12:00:04Z",
         "reason": "killed",
         "model": "kimi",
+        "models": [],
         "start": LOADING,
+        "warming": None,
         "supervisor": {"pid": 5},
         "engine": {
             "pid": None,
