@@ -107,7 +107,7 @@ def open_source(
     *,
     revision: str | None,
     endpoint: str | None = None,
-    region: str | None = None,  # noqa: ARG001 - of the kind that is yet to come
+    region: str | None = None,
     token_file: Path | None = None,
     offline: bool = False,
     transport: str = "auto",
@@ -135,11 +135,17 @@ def open_source(
             place.name, revision=revision, endpoint=endpoint, token_file=token_file, transport=transport, limit=limit
         )
         return source
+    if isinstance(place, Bucket):
+        from aerie.cache.sources.s3 import S3Source  # noqa: PLC0415
+
+        return S3Source(place.bucket, place.prefix, revision=revision, endpoint=endpoint, region=region)
     if isinstance(place, Directory):
         from aerie.cache.sources.directory import DirectorySource  # noqa: PLC0415
 
         return DirectorySource(place.path, revision=revision)
-    raise SourceError(f"{text}: this kind of source is not there yet")
+    from aerie.cache.sources.rsync import RsyncSource  # noqa: PLC0415
+
+    return RsyncSource(place, revision=revision)
 
 
 def _check_endpoint(text: str, place: Place, endpoint: str) -> None:
