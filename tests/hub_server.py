@@ -369,8 +369,8 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(200, json.dumps(content).encode(), {"Content-Type": "application/json"})
 
     def _answer(self, status: int, body: bytes, headers: dict[str, str]) -> None:
-        self.send_response(status)
-        for key, value in {**headers, "Content-Length": str(len(body))}.items():
+        self.send_response_only(status)
+        for key, value in {"Date": self.date_time_string(), **headers, "Content-Length": str(len(body))}.items():
             self.send_header(key, value)
         self.end_headers()
         if self.command != "HEAD":

@@ -58,10 +58,12 @@ class HubSource:
         transport: str = "auto",
         limit: float | None = None,
     ) -> None:
-        """Prepare; nothing is asked yet. Raises SourceError where the token cannot be read."""
+        """Prepare; nothing is asked yet. Raises SourceError where the token or the endpoint is none."""
         self.description = f"hf:{repository}"
         self._endpoint = (endpoint or os.environ.get("HF_ENDPOINT") or HUB).rstrip("/")
         self.options = {} if self._endpoint == HUB else {"endpoint": _without_user(self._endpoint)}
+        if urlsplit(self._endpoint).scheme not in {"http", "https"} or not urlsplit(self._endpoint).hostname:
+            raise SourceError(f"HF_ENDPOINT is {self._endpoint!r}, which is no address such as https://mirror.example")
         self._repository = repository
         self._wanted = revision or "main"
         self._commit: str | None = None
@@ -70,10 +72,12 @@ class HubSource:
         # A signed address, which needs no token, by path.
         self._addresses: dict[str, str] = {}
         self._not_in_xet: set[str] = set()
+        self._told_of_ranges = False
         # Who reads slowly lets the kernel read ahead, into the buffers of every connection.
         self._window = None if limit is None else int(min(max(limit / 40, _SMALLEST_WINDOW), _LARGEST_WINDOW))
         self._xet = _Xet(self._endpoint, self._token) if transport != "https" else None
-        if transport == "auto" and os.environ.get("HF_HUB_DISABLE_XET", "").upper() in {"1", "ON", "YES", "TRUE"}:
+        disabled = os.environ.get("HF_HUB_DISABLE_XET", "").upper() in {"1", "ON", "YES", "TRUE"}
+        if transport == "auto" and (disabled or limit is not None):  # Xet reads ahead, faster than a limit says
             self._xet = None
         with contextlib.suppress(ImportError, AttributeError):  # it is not of httpx's interface
             from httpcore._sync.http11 import HTTP11Connection  # noqa: PLC0415
@@ -152,9 +156,14 @@ class HubSource:
             raise SourceError(
                 f"{self._endpoint} does not tell how large {sibling.rfilename!r} is: it is no whole mirror of the Hub"
             )
+        digest = sibling.blob_id if sibling.lfs is None else str(sibling.lfs.sha256).removeprefix("sha256:")
+        if not digest or len(digest) != (40 if sibling.lfs is None else 64) or set(digest) - set("0123456789abcdef"):
+            raise SourceError(
+                f"{self._endpoint} gives {digest!r} as the digest of {sibling.rfilename!r}, by which nothing can be "
+                "proven: it is no whole mirror of the Hub"
+            )
         if sibling.lfs is None:
             return Offer(sibling.rfilename, sibling.size, git_sha1=sibling.blob_id, version=sibling.blob_id)
-        digest = str(sibling.lfs.sha256).removeprefix("sha256:")
         return Offer(sibling.rfilename, sibling.size, sha256=digest, version=digest)
 
     def _leave_xet(self, why: str) -> None:
@@ -177,11 +186,15 @@ class HubSource:
             return found
 
     def _location(self, address: str, response: httpx.Response, offer: Offer) -> str:
-        location: str = urljoin(address, response.headers.get("Location", ""))
-        if urlsplit(location).scheme not in {"http", "https"}:
-            raise SourceError(
-                f"{offer.path} is redirected to {location.split('?', maxsplit=1)[0]!r}, which is no web address"
-            )
+        given = response.headers.get("Location", "")
+        try:
+            location: str = urljoin(address, given)
+            good = urlsplit(location).scheme in {"http", "https"} and bool(urlsplit(location).hostname)
+        except ValueError:
+            good = False
+        if not good or given.rstrip("/").endswith(":"):
+            where = given.partition("?")[0]
+            raise SourceError(f"{offer.path} is redirected to {where!r}, which is no web address")
         return location
 
     def _over_https(self, offer: Offer, start: int, end: int) -> Iterator[bytes]:
@@ -211,11 +224,18 @@ class HubSource:
         skip = 0
         if status == httpx.codes.PARTIAL_CONTENT:
             found = response.headers.get("Content-Range", "")
-            if found.lower() != f"bytes {start}-{end - 1}/{offer.size}":
+            if found.lower() not in {f"bytes {start}-{end - 1}/{total}" for total in (offer.size, "*")}:
                 raise _range_error(offer, found, start, end)
         elif status == httpx.codes.OK:
             # A server that knows no ranges: what comes before is read and thrown away.
             skip = start
+            if skip and not self._told_of_ranges:
+                self._told_of_ranges = True
+                _log.warning(
+                    "%s sends whole files where parts of them are asked for: each part is read from the beginning, "
+                    "which takes long for large files",
+                    response.url.host,
+                )
             length = response.headers.get("Content-Length")
             if length is not None and length != str(offer.size):
                 raise SourceError(
