@@ -681,12 +681,39 @@ def test_a_proxy_of_the_environment_is_used(hub, fetcher, files):
     assert any("/cdn/" in path for path in seen)
 
 
+def test_a_certificate_that_nobody_signed(models, tmp_path):
+    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
+    make = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost"]
+    names = ["-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
+    subprocess.run([*make, *names, "-keyout", key, "-out", certificate], check=True, capture_output=True)
+    hub = Hub()
+    hub.use_tls(certificate, key)
+    files = {"config.json": b"{}", "model.safetensors": os.urandom(500_000)}
+    hub.repository(REPOSITORY).commit(files)
+    with hub:
+        fetcher = Fetcher(hub, models)
+        done = fetcher.run()
+        assert done.code == 1
+        assert "name its certificate's file in SSL_CERT_FILE" in done.err
+        assert "asking again" not in done.err
+        fetcher.environment = {"SSL_CERT_FILE": str(certificate)}
+        done = fetcher.run()
+        assert done.code == 0, done.err
+        check_published(fetcher, files)
+
+
 def test_only_some_of_the_files(hub, fetcher, files):
     assert fetcher.run("--include", "*.json", "--include", "modeling/", "--exclude", "*.py").code == 0
     assert {each.name for each in fetcher.published().iterdir()} == {"config.json", "aerie-manifest.json"}
     done = fetcher.run()
     assert done.code == 1
     assert "is published without" in done.err
+
+
+def test_a_run_for_some_of_the_files_leaves_what_another_has_fetched(hub, fetcher, files, half):
+    assert fetcher.run("--include", "*.json", "--no-switch", "--name", "Kimi-K2.5").code == 0
+    assert half.is_dir()
+    assert any((half / "files").rglob("*.safetensors"))
 
 
 def test_a_dry_run_fetches_nothing(hub, fetcher, files, size, models):

@@ -104,6 +104,8 @@ class HubSource:
             response = error.response
             raise self._refused(response.status_code, response.headers) from None
         except Exception as error:
+            if _is_certificate(error):
+                raise SourceError(_certificate(urlsplit(self._endpoint).hostname, error)) from None
             # huggingface_hub's own HTTP library changes its name between releases; its errors come from there.
             if isinstance(error, OSError) or type(error).__module__.startswith("httpx"):
                 raise TryAgainError(f"{self._endpoint} does not answer: {_words(error)}") from None
@@ -269,10 +271,7 @@ class HubSource:
         except (httpx.HTTPError, httpx.StreamError, OSError) as error:
             host = urlsplit(address).hostname
             if _is_certificate(error):
-                raise SourceError(
-                    f"{host} cannot prove that it is {host}: {_words(error)}; where a proxy of yours answers in its "
-                    "place, name its certificate's file in SSL_CERT_FILE"
-                ) from None
+                raise SourceError(_certificate(host, error)) from None
             raise TryAgainError(f"{host}: {_words(error)}") from None
 
     def _address(self, path: str) -> str:
@@ -576,11 +575,19 @@ def _is_commit(text: str) -> bool:
 
 
 def _is_certificate(error: BaseException) -> bool:
-    while error is not None:
-        if isinstance(error, ssl.SSLCertVerificationError):
+    at: BaseException | None = error
+    while at is not None:
+        if isinstance(at, ssl.SSLCertVerificationError) or "CERTIFICATE_VERIFY_FAILED" in str(at):
             return True
-        error = error.__cause__ or error.__context__  # type: ignore[assignment]
+        at = at.__cause__ or at.__context__
     return False
+
+
+def _certificate(host: str | None, error: BaseException) -> str:
+    return (
+        f"{host} cannot prove that it is {host}: {_words(error)}; where a proxy of yours answers in its place, "
+        "name its certificate's file in SSL_CERT_FILE"
+    )
 
 
 def _retry_after(headers: Mapping[str, str]) -> float | None:
