@@ -17,6 +17,8 @@ import pytest
 from fetching import NAME, REPOSITORY, Fetcher, check_published, nothing_published
 from hub_server import Blob, Hub
 
+from aerie.cache.manifest import SEGMENT
+
 FIRST, SECOND = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
 PATIENT = {"aerie.cache.download.ATTEMPTS": 60}
 
@@ -125,6 +127,19 @@ def test_a_server_without_ranges_is_read_from_the_beginning(hub, fetcher, files)
     hub.fault("/(cdn|resolve)/", ignore_range=True)
     assert fetcher.run("--connections", "1").code == 0
     check_published(fetcher, files)
+
+
+def test_a_server_without_ranges_sends_each_file_once(hub, fetcher):
+    files = {"model.safetensors": os.urandom(3 * SEGMENT + 12_345), "other.safetensors": os.urandom(SEGMENT + 1)}
+    hub.repository(REPOSITORY).commit(files)
+    hub.fault("/(cdn|resolve)/", ignore_range=True)
+    hub.pace = 1e9
+    done = fetcher.run()
+    assert done.code == 0, done.err
+    assert done.err.count("sends whole files") == 1
+    check_published(fetcher, files)
+    # Every connection has found out for itself.
+    assert hub.sent < sum(map(len, files.values())) + 8 * 2_000_000
 
 
 def test_another_range_than_was_asked_for_is_not_taken(hub, fetcher, files, size):

@@ -33,6 +33,7 @@ LEAST = 64 * 1024
 _PIECE = 2**20
 _CONNECT = 30.0  # seconds
 _HOPS = 5
+_PATIENCE = 0.5  # seconds
 _SMALLEST_WINDOW = 64 * 1024
 _LARGEST_WINDOW = 4 * 2**20
 _XET_FAILURES = 3
@@ -73,6 +74,8 @@ class HubSource:
         self._addresses: dict[str, str] = {}
         self._not_in_xet: set[str] = set()
         self._told_of_ranges = False
+        # Of files whose server knows no ranges, by path.
+        self._streams: dict[str, _Stream] = {}
         # Who reads slowly lets the kernel read ahead, into the buffers of every connection.
         self._window = None if limit is None else int(min(max(limit / 40, _SMALLEST_WINDOW), _LARGEST_WINDOW))
         self._xet = _Xet(self._endpoint, self._token) if transport != "https" else None
@@ -200,7 +203,42 @@ class HubSource:
         return location
 
     def _over_https(self, offer: Offer, start: int, end: int) -> Iterator[bytes]:
-        headers = {"Range": f"bytes={start}-{end - 1}"}
+        if offer.path not in self._streams:
+            with self._answer(offer, {"Range": f"bytes={start}-{end - 1}"}) as response:
+                self._check(offer, response, start, end)
+                if response.status_code == httpx.codes.PARTIAL_CONTENT or (start, end) == (0, offer.size):
+                    yield from _exactly(offer, _watched(response), 0, end - start)
+                    return
+            self._streams.setdefault(offer.path, _Stream())
+            if not self._told_of_ranges:
+                self._told_of_ranges = True
+                host = response.url.host
+                _log.warning("%s sends whole files where parts are asked for: over one connection each, then", host)
+        yield from self._in_order(self._streams[offer.path], offer, start, end)
+
+    def _in_order(self, stream: "_Stream", offer: Offer, start: int, end: int) -> Iterator[bytes]:
+        """Yield a part of what can only be had from the beginning, when it is this part's turn."""
+        with stream.turn(start):
+            try:
+                if stream.pieces is None or stream.at != start:
+                    stream.close()
+                    response = stream.stack.enter_context(self._answer(offer, {}))
+                    self._check(offer, response, 0, offer.size)
+                    stream.pieces, stream.at = _exactly(offer, _watched(response), start, offer.size - start), start
+                while stream.at < end:
+                    piece = stream.rest or next(stream.pieces)
+                    piece, stream.rest = piece[: end - stream.at], piece[end - stream.at :]
+                    stream.at += len(piece)
+                    yield piece
+            except BaseException:
+                stream.close()
+                raise
+            if stream.at == offer.size:
+                stream.close()
+
+    @contextlib.contextmanager
+    def _answer(self, offer: Offer, headers: Mapping[str, str]) -> Iterator[httpx.Response]:
+        """Ask for a file where the Hub sends for it; the answer may be an error's."""
         address = self._addresses.get(offer.path) or self._address(offer.path)
         for attempt in range(_HOPS):
             with self._open(address, headers, offer) as response:
@@ -217,27 +255,18 @@ class HubSource:
                         continue
                     host = urlsplit(str(response.url)).hostname
                     raise SourceError(f"{host}, where the Hub sends for {offer.path}, answers {response.status_code}")
-                yield from self._body(offer, response, start, end)
+                yield response
                 return
         raise SourceError(f"{offer.path} is redirected without end")
 
-    def _body(self, offer: Offer, response: httpx.Response, start: int, end: int) -> Iterator[bytes]:
+    def _check(self, offer: Offer, response: httpx.Response, start: int, end: int) -> None:
+        """Raise SourceError or TryAgainError where an answer is neither this part of the file nor all of it."""
         status = response.status_code
-        skip = 0
         if status == httpx.codes.PARTIAL_CONTENT:
             found = response.headers.get("Content-Range", "")
             if found.lower() not in {f"bytes {start}-{end - 1}/{total}" for total in (offer.size, "*")}:
                 raise _range_error(offer, found, start, end)
         elif status == httpx.codes.OK:
-            # A server that knows no ranges: what comes before is read and thrown away.
-            skip = start
-            if skip and not self._told_of_ranges:
-                self._told_of_ranges = True
-                _log.warning(
-                    "%s sends whole files where parts of them are asked for: each part is read from the beginning, "
-                    "which takes long for large files",
-                    response.url.host,
-                )
             length = response.headers.get("Content-Length")
             if length is not None and length != str(offer.size):
                 raise SourceError(
@@ -252,7 +281,6 @@ class HubSource:
             connection = response.extensions["network_stream"].get_extra_info("socket")
             if connection is not None:
                 connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, self._window)
-        yield from _exactly(offer, _watched(response), skip, end - start)
 
     @contextlib.contextmanager
     def _open(self, address: str, headers: Mapping[str, str], offer: Offer) -> Iterator[httpx.Response]:
@@ -318,6 +346,41 @@ class HubSource:
         if message == "Access to this resource is disabled.":
             return SourceError(f"{where} was disabled by the Hub")
         return SourceError(f"{where} answers {status}" + (f": {message}" if message else ""))
+
+
+class _Stream:
+    """A file that its server sends from the beginning only: those who want parts of it take turns, in order."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._waiting: list[int] = []
+        self._busy = False
+        self.stack = contextlib.ExitStack()
+        self.pieces: Iterator[bytes] | None = None
+        self.at = 0
+        self.rest = b""
+
+    @contextlib.contextmanager
+    def turn(self, start: int) -> Iterator[None]:
+        """Wait until this part is the first of those that are wanted, and nobody reads."""
+        with self._changed:
+            # The parts before it may be about to come.
+            self._changed.wait_for(lambda: self.at >= start, _PATIENCE)
+            self._waiting.append(start)
+            self._changed.wait_for(lambda: not self._busy and start == min(self._waiting))
+            self._waiting.remove(start)
+            self._busy = True
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._busy = False
+                self._changed.notify_all()
+
+    def close(self) -> None:
+        """Give the connection up."""
+        self.stack.close()
+        self.pieces, self.rest = None, b""
 
 
 class _XetRefusedError(Exception):
