@@ -23,6 +23,10 @@ def amount(count: float) -> str:
     return f"{count:.3g} {_UNITS[-1]}"
 
 
+class StoppedError(Exception):
+    """There is no use in going on."""
+
+
 class Meter:
     """Counts bytes from any thread; `with` it, the line on a terminal is cleared at the end."""
 
@@ -36,6 +40,7 @@ class Meter:
         self._lock = threading.Lock()
         self._began = self._next = time.monotonic()
         self._next += self._every
+        self._stopped = False
         self.done = 0
 
     def __enter__(self) -> Self:
@@ -50,9 +55,15 @@ class Meter:
         """Since the begin."""
         return time.monotonic() - self._began
 
+    def stop(self) -> None:
+        """Let whoever counts next get a StoppedError: the others have given up."""
+        self._stopped = True
+
     def count(self, count: int) -> None:
-        """Add bytes that are done, and show it where it is time."""
+        """Add bytes that are done, and show it where it is time; raises StoppedError."""
         with self._lock:
+            if self._stopped:
+                raise StoppedError
             self.done += count
             if (now := time.monotonic()) < self._next:
                 return
