@@ -394,6 +394,18 @@ def test_the_region_is_kept(opened):
     assert source.options == {"endpoint": "https://127.0.0.1:1", "region": "eu-central-1"}
 
 
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [({}, "us-east-1"), ({"AWS_DEFAULT_REGION": "a"}, "a"), ({"AWS_DEFAULT_REGION": "a", "AWS_REGION": "b"}, "b")],
+)
+def test_the_region_is_that_of_the_environment(variables, expected, opened, monkeypatch):
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    source = opened("s3://weights/x")
+    source._connect()
+    assert source._client.meta.region_name == expected
+
+
 @pytest.fixture
 def certificate(tmp_path):
     """A file with a certificate of 127.0.0.1 that nobody has signed, and its key."""
