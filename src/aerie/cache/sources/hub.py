@@ -510,9 +510,12 @@ class _Xet:
 
     def close(self) -> None:
         """Give up connections."""
-        with self._lock, contextlib.suppress(Exception):
-            if self._group is not None:
-                self._group.abort()
+        group, session = self._group, self._session  # without the lock: who has it may wait for the network
+        with contextlib.suppress(Exception):
+            if group is not None:
+                group.abort()
+            if session is not None:
+                session.sigint_abort()
 
 
 class _Watch:
