@@ -16,6 +16,7 @@ from typing import Any
 
 import aerie
 from aerie import patches
+from aerie.cache.loader import explain
 from aerie.diagnosis import Diagnosis, Evidence
 from aerie.engine_arguments import ConfigurationError
 from aerie.rehearsal.static.hardware import identity
@@ -218,6 +219,7 @@ class _Service:
         options = self._options
         words = revisions.pinned(options.engine_arguments, engine, self._held.revisions)
         variables = await self._open_caches(words)
+        await self._note_loader(words)
         run = EngineRun(
             engine,
             options.keys_file,
@@ -268,6 +270,19 @@ class _Service:
         except OSError as error:
             _log.warning("compiled graphs and kernels are not kept apart: %s", error)
             return {}
+
+    async def _note_loader(self, words: list[str]) -> None:
+        """Tell how the weights are read, where there are any worth telling of, and what would be chosen instead."""
+        directories = [each.directory for each in self._held.revisions if each.weights]
+        note = None
+        if directories:
+            try:
+                note = await asyncio.wait_for(off_loop(explain, words, directories), _GPUS_ANSWER_WITHIN)
+            except (OSError, TimeoutError) as error:
+                _log.warning("how the weights are read best cannot be said: %s", error)
+        self._state = replace(self._state, loader=note)
+        if note:
+            _log.info("the loader: %s", note)
 
     async def _prove_caches(self) -> None:
         try:
