@@ -224,7 +224,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _serve(self) -> None:
         with self.hub.lock:
-            self.hub.requests.append((self.command, self.path, dict(self.headers.items())))
+            headers = {name.title(): value for name, value in self.headers.items()}
+            self.hub.requests.append((self.command, self.path, headers))
         fault = self.hub.take_fault(self.command, self.path)
         if fault and fault.status is not None:
             self._answer(fault.status, b"as the test wants it\n", fault.headers)

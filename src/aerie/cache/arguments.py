@@ -181,6 +181,9 @@ def _add_verify(commands: Any) -> None:
     verify.add_argument(
         "--repair", action="store_true", help="fetch what is wrong, and no more, from where the model came from"
     )
+    verify.add_argument(
+        "--source", metavar="SOURCE", help="to repair from, as `fetch` takes it, instead of where the model came from"
+    )
     _add_reach(verify)
     verify.add_argument("--threads", type=count, metavar="N", help="that read and hash (default: twice the cores)")
     _add_json(verify)

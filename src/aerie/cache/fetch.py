@@ -78,6 +78,19 @@ class Result:
     """Whether `current` is this revision."""
 
 
+class _Kept:
+    """What a run that fails leaves for the next one, in words."""
+
+    def __init__(self) -> None:
+        self.counts: Counts | None = None
+
+    def __str__(self) -> str:
+        if self.counts is None or not self.counts.here:
+            return ""
+        here, total = amount(self.counts.here), amount(self.counts.total)
+        return f"; {here} of {total} are kept, and the same command goes on from there"
+
+
 class _FetchError(Exception):
     """It cannot be fetched; the message says why and what to do."""
 
@@ -95,15 +108,15 @@ def fetch(options: Options) -> int:
     aloud = Aloud()
     logger = logging.getLogger("aerie")
     logger.addHandler(aloud)
+    kept = _Kept()
     try:
         with _signals():
-            result = _Fetch(options, aloud).run()
+            result = _Fetch(options, aloud, kept).run()
     except SourceTextError as error:
         return _refuse(options, str(error), _USAGE)
     except (SourceError, StoreError, GaveUpError, DiskError, TryAgainError, ManifestError, _FetchError) as error:
-        return _refuse(options, str(error), _FAILED)
+        return _refuse(options, f"{error}{kept}", _FAILED)
     except _InterruptedError as interruption:
-        kept = "; what was fetched is kept, and the same command goes on from there"
         name = signal.Signals(interruption.number).name
         return _refuse(options, f"ended by {name}{kept}", _INTERRUPTED + interruption.number)
     finally:
@@ -131,7 +144,8 @@ def _in_words(result: Result) -> str:
 
 
 class _Fetch:
-    def __init__(self, options: Options, aloud: Aloud) -> None:
+    def __init__(self, options: Options, aloud: Aloud, kept: _Kept) -> None:
+        self._kept = kept
         self._options = options
         self._aloud = aloud
         self._began = time.monotonic()
@@ -336,6 +350,7 @@ class _Fetch:
             donors=self._donors(offers),
         )
         counts.there = download.there
+        self._kept.counts = counts
         self._check_space(download.to_fetch)
         display = Display(sys.stderr, f"{self._name}@{(revision or 'new')[:8]}", counts, files=len(offers))
         self._aloud.display = display
@@ -343,10 +358,6 @@ class _Fetch:
             display.say(f"aerie model fetch: {amount(download.there)} of {amount(total)} are there from before")
         try:
             files = download.run(display.tick)
-        except DiskError as error:
-            raise DiskError(
-                f"{error}; what was fetched is kept, and the same command goes on once that is mended"
-            ) from None
         finally:
             display.close()
             self._aloud.display = None
@@ -373,8 +384,7 @@ class _Fetch:
             self._model.publish(staging / "files", manifest, switch=False)
         except OSError as error:
             raise DiskError(
-                f"{self._model.path}: {error.strerror or error}, while all was brought to the disk; it is kept, and "
-                "the same command goes on once that is mended"
+                f"{self._model.path}: {error.strerror or error}, while all was brought to the disk"
             ) from None
 
     def _check_space(self, needed: int) -> None:
@@ -384,7 +394,7 @@ class _Fetch:
             raise _FetchError(
                 f"{self._options.models_dir} has {amount(free)} free, and {amount(needed)} are to come, with "
                 f"{amount(RESERVE)} to spare: free {amount(needed + RESERVE - free)} (`aerie model prune` frees old "
-                "revisions); nothing was fetched"
+                "revisions)"
             )
 
     def _donors(self, offers: Sequence[Offer]) -> dict[str, Path]:

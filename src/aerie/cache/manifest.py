@@ -67,6 +67,11 @@ def segment_count(size: int) -> int:
     return -(-size // SEGMENT)
 
 
+def spans(size: int) -> list[tuple[int, int]]:
+    """Return where each segment of a file of `size` bytes begins and ends."""
+    return [(start, min(start + SEGMENT, size)) for start in range(0, size, SEGMENT)]
+
+
 def content_revision(files: Iterable[File]) -> str:
     """Return 40 hexadecimal digits that name the content, for what comes from where there are no revisions.
 

@@ -15,3 +15,10 @@ def store(tmp_path):
 @pytest.fixture
 def model(store):
     return store.model("Model")
+
+
+@pytest.fixture
+def small_segments(monkeypatch):
+    """Segments of 4 KiB, pieces of 1 KiB: what a large file shows, with a small one."""
+    monkeypatch.setattr("aerie.cache.manifest.SEGMENT", 4096)
+    monkeypatch.setattr("aerie.cache.hashing._PIECE", 1024)

@@ -183,7 +183,9 @@ def test_a_file_that_any_process_has_open_or_mapped_is_in_use(model):
     path = publish(model, CONTENT)
     for program in ("f = open({path!r}, 'rb')", MAPPED):
         code = program.format(path=str(path / "assets/vocabulary.bin")) + "; print(1, flush=True); sys.stdin.read()"
-        with subprocess.Popen([sys.executable, "-c", f"import sys; {code}"], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        with subprocess.Popen(
+            [sys.executable, "-c", f"import sys; {code}"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        ) as other:
             assert other.stdout.readline() == b"1\n"
             assert model.in_use(FIRST)
             other.stdin.close()

@@ -1,0 +1,287 @@
+"""`aerie model verify`: what damage it finds, how it tells it, how it mends it."""
+
+import json
+import os
+import re
+import shutil
+import struct
+from pathlib import Path
+
+import pytest
+from cache_store import CONTENT, FIRST, SECOND, publish, write_files
+
+from aerie import cli
+from aerie.cache.layout import hold
+from aerie.cache.manifest import MANIFEST
+
+
+def safetensors(tensors):
+    """Return a safetensors file of {name: bytes}."""
+    at, header = 0, {}
+    for name, data in tensors.items():
+        header[name] = {"dtype": "U8", "shape": [len(data)], "data_offsets": [at, at + len(data)]}
+        at += len(data)
+    text = json.dumps(header).encode()
+    return struct.pack("<Q", len(text)) + text + b"".join(tensors.values())
+
+
+SHARDS = {
+    f"model-0000{number}-of-00003.safetensors": safetensors({f"w{number}": os.urandom(30000)}) for number in (1, 2, 3)
+}
+INDEX = json.dumps({"weight_map": {f"w{number}": f"model-0000{number}-of-00003.safetensors" for number in (1, 2, 3)}})
+MODEL = CONTENT | SHARDS | {"model.safetensors.index.json": INDEX.encode()}
+SHARD = "model-00002-of-00003.safetensors"
+
+
+def run(*arguments):
+    return cli.main(["model", *map(str, arguments)])
+
+
+@pytest.fixture
+def run_json(store, capsys):
+    """Run verify with --json and return its exit code and the one report."""
+
+    def run_(*arguments):
+        code = run("verify", "--models-dir", store.root, "--json", *arguments)
+        content = json.loads(capsys.readouterr().out)
+        assert content["whole"] == (code == 0)
+        (report,) = content["revisions"]
+        return code, report
+
+    return run_
+
+
+@pytest.fixture
+def copy_of(tmp_path):
+    """A plain directory with the model's files, to repair from."""
+    write_files(tmp_path / "copy", MODEL)
+    return tmp_path / "copy"
+
+
+def damage(path, name, change):
+    """Replace a published file's content, as a broken disk or a person would."""
+    file = path / name
+    file.chmod(0o644)
+    content = bytearray(file.read_bytes())
+    file.write_bytes(change(content))
+    file.chmod(0o444)
+
+
+def flip(content):
+    content[-100] ^= 4
+    return content
+
+
+def zeros(content):
+    return bytes(len(content))
+
+
+DAMAGES = {
+    "a flipped bit": (lambda path: damage(path, SHARD, flip), SHARD, "altered"),
+    "a shard of zeros": (lambda path: damage(path, SHARD, zeros), SHARD, "altered"),
+    "a truncated shard": (lambda path: damage(path, SHARD, lambda content: content[:-1]), SHARD, "truncated"),
+    "an empty file": (lambda path: damage(path, "config.json", lambda _: b""), "config.json", "truncated"),
+    "an extended shard": (lambda path: damage(path, SHARD, lambda content: content + b"1"), SHARD, "too long"),
+    "an extended empty file": (lambda path: damage(path, "empty.txt", lambda _: b"1"), "empty.txt", "too long"),
+    "a missing shard": (lambda path: (path / SHARD).unlink(), SHARD, "missing"),
+    "an altered Python file": (lambda path: damage(path, "modeling.py", flip_first), "modeling.py", "altered"),
+    "an extra file": (lambda path: (path / "extra.py").write_bytes(b"1"), "extra.py", "extra"),
+    "a symlink for a file": (lambda path: link(path, SHARD), SHARD, "no file"),
+    "a symlink for a directory": (lambda path: link(path, "assets"), "assets", "extra"),
+    "a directory for a file": (lambda path: directory_for(path, SHARD), SHARD, "no file"),
+    "a pipe for a file": (lambda path: pipe_for(path, SHARD), SHARD, "no file"),
+    "a file closed to the service": (lambda path: (path / SHARD).chmod(0o400), SHARD, "closed"),
+    "a directory closed to the service": (lambda path: (path / "assets").chmod(0o700), "assets", "closed"),
+    "a revision closed to the service": (lambda path: path.chmod(0o750), ".", "closed"),
+    "a file that all may write to": (lambda path: (path / SHARD).chmod(0o666), SHARD, "writable"),
+}
+
+
+def flip_first(content):
+    content[0] ^= 1
+    return content
+
+
+def link(path, name):
+    outside = path.parents[2] / "outside"
+    outside.mkdir(exist_ok=True)
+    (path / name).rename(outside / Path(name).name)
+    (path / name).symlink_to(outside / Path(name).name)
+
+
+def directory_for(path, name):
+    (path / name).unlink()
+    (path / name).mkdir(mode=0o755)
+
+
+def pipe_for(path, name):
+    (path / name).unlink()
+    os.mkfifo(path / name, 0o444)
+
+
+@pytest.mark.parametrize("how", [[], ["--quick"]], ids=["full", "quick"])
+def test_a_whole_model_is_whole(model, how, run_json):
+    publish(model, MODEL)
+    code, report = run_json(*how)
+    assert code == 0
+    assert report["read"] == sum(map(len, MODEL.values()))
+    assert (report["findings"], report["notes"], report["error"], report["files"]) == ([], [], None, len(MODEL))
+
+
+@pytest.mark.parametrize("how", [[], ["--quick"]], ids=["full", "quick"])
+@pytest.mark.parametrize("name", DAMAGES)
+def test_damage_is_found_and_mended(model, name, how, copy_of, run_json):
+    path = publish(model, MODEL, source=str(copy_of))
+    spoil, where, kind = DAMAGES[name]
+    spoil(path)
+    code, report = run_json(*how)
+    assert code == 1
+    assert (where, kind) in {(each["path"], each["kind"]) for each in report["findings"]}
+    assert {each["path"].split("/")[0] for each in report["findings"]} == {where}
+
+    code, report = run_json(*how, "--repair")
+    assert (code, report["findings"], report["error"]) == (0, [], None)
+    assert where in {each["path"] for each in report["repaired"]}
+    code, report = run_json()
+    assert (code, report["repaired"]) == (0, [])
+    assert {each: (path / each).read_bytes() for each in MODEL} == MODEL
+    assert not (model.own / "repair").exists()
+
+
+def test_a_wrong_manifest_is_told_with_what_to_do(model, run_json):
+    path = publish(model, MODEL)
+    (path / MANIFEST).chmod(0o644)
+    (path / MANIFEST).write_text("{}")
+    code, report = run_json("--repair")
+    assert code == 1
+    assert "another version of Aerie wrote it" in report["error"]
+    assert f"Move {path} away" in report["error"]
+
+
+def test_a_revision_under_another_name_is_told(model, run_json):
+    path = publish(model, MODEL, switch=False)
+    path.rename(model.path / SECOND)
+    code, report = run_json(f"Model@{SECOND}")
+    assert code == 1
+    assert f"its manifest is that of revision {FIRST}" in report["error"]
+
+
+def test_what_was_adopted_without_a_source_says_what_to_do_and_can_be_mended_from_a_copy(model, copy_of, run_json):
+    path = publish(model, MODEL)
+    damage(path, SHARD, flip)
+    code, report = run_json("--repair")
+    assert code == 1
+    assert "no source is recorded: give one that has the same files" in report["error"]
+    assert run_json("--repair", "--source", copy_of)[0] == 0
+
+
+def test_a_source_with_another_content_mends_nothing(model, copy_of, run_json):
+    path = publish(model, MODEL, source=str(copy_of))
+    damage(path, SHARD, flip)
+    damaged = (path / SHARD).read_bytes()
+    (copy_of / SHARD).write_bytes(zeros(MODEL[SHARD]))
+    code, report = run_json("--repair")
+    assert code == 1
+    assert f"another content in segment 0 of {SHARD}" in report["error"]
+    (copy_of / SHARD).write_bytes(b"short")
+    assert f"another {SHARD} (5 bytes) than the manifest" in run_json("--repair")[1]["error"]
+    (copy_of / SHARD).unlink()
+    assert f"does not have {SHARD}" in run_json("--repair")[1]["error"]
+    shutil.rmtree(copy_of)
+    assert "is not there" in run_json("--repair")[1]["error"]
+    assert (path / SHARD).read_bytes() == damaged
+
+
+def test_only_what_is_wrong_is_taken_from_the_source(model, copy_of, run_json, small_segments):
+    path = publish(model, MODEL, source=str(copy_of))
+    damage(path, SHARD, flip)
+    _, report = run_json("--repair")
+    (finding,) = report["repaired"]
+    assert finding["segments"] == [7]
+    assert any(each.startswith(f"{len(MODEL[SHARD]) - 7 * 4096:.3g}"[:3]) for each in report["notes"])
+
+
+def test_a_quick_look_that_saw_one_wrong_segment_mends_them_all(model, copy_of, run_json, small_segments):
+    path = publish(model, MODEL, source=str(copy_of))
+    damage(path, SHARD, lambda content: content[: len(content) // 8] + bytes(len(content) - len(content) // 8))
+    repaired = []
+    while not repaired:  # another sample each time
+        code, report = run_json("--quick", "--repair")
+        repaired = report["repaired"]
+        assert code == 0
+    assert run_json()[0] == 0
+
+
+def test_extra_files_are_moved_aside_and_not_lost(model, copy_of, run_json):
+    path = publish(model, MODEL, source=str(copy_of))
+    write_files(path, {"notes/mine.txt": b"dear"})
+    code, report = run_json("--repair")
+    assert code == 0
+    (aside,) = (model.own / "aside").rglob("mine.txt")
+    assert aside.read_bytes() == b"dear"
+    assert str(aside.parents[1]) in report["notes"][0]
+
+
+def test_what_has_the_damaged_file_open_keeps_it(model, copy_of, run_json):
+    path = publish(model, MODEL, source=str(copy_of))
+    damage(path, SHARD, flip)
+    with (path / SHARD).open("rb") as old:
+        assert run_json("--repair")[0] == 0
+        assert old.read() == flip(bytearray(MODEL[SHARD]))
+
+
+def test_headers_that_never_fitted_are_the_models_own(model, run_json):
+    odd = MODEL | {"consolidated.safetensors": safetensors({"v": b"1"})}
+    publish(model, odd)
+    code, report = run_json("--quick")
+    assert code == 0
+    assert report["notes"] == ["as it was fetched: consolidated.safetensors stands beside the shards"]
+
+
+def test_people_read_a_table(model, store, capsys):
+    path = publish(model, MODEL)
+    damage(path, SHARD, flip)
+    (path / "config.json").unlink()
+    assert run("verify", "--models-dir", store.root) == 1
+    shown = capsys.readouterr().out
+    assert f"Model@{FIRST}: 2 of 8 files are wrong" in shown
+    assert f"  config.json                       missing  54 bytes\n  {SHARD}  altered  of 1 segments 0\n" in shown
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["Nobody"], 1, "Nobody has no current revision"),
+        (["Nobody", "--all"], 1, "Nobody is not published"),
+        (["Model@" + SECOND], 1, f"Model@{SECOND} is not published in .*: there are {FIRST}"),
+        (["Model@previous"], 1, "Model has no previous revision"),
+        (["../Model"], 2, "is no name for a model"),
+        (["Model@"], 1, "is not published"),
+        (["--models-dir", "/nonexistent"], 1, "/nonexistent cannot be read: No such file"),
+    ],
+)
+def test_what_is_not_there_is_told(model, store, arguments, code, message, capsys):
+    publish(model, MODEL)
+    assert run("verify", "--models-dir", store.root, *arguments) == code
+    assert re.search(message, capsys.readouterr().err)
+
+
+def test_an_empty_store_has_nothing_to_verify(store, capsys):
+    assert run("verify", "--models-dir", store.root) == 1
+    assert "nothing is published" in capsys.readouterr().err
+
+
+def test_a_repair_waits_for_nobody_and_a_look_does_not_mind_who_holds_it(model, store, capsys):
+    path = publish(model, MODEL)
+    with hold(path), model.lock("aerie model fetch"):
+        assert run("verify", "--models-dir", store.root) == 0
+        assert run("verify", "--models-dir", store.root, "--repair") == 1
+    assert "is being worked on by `aerie model fetch`" in capsys.readouterr().err
+
+
+def test_a_revision_can_be_named_in_short(model, store, run_json):
+    publish(model, MODEL)
+    publish(model, MODEL, SECOND)
+    assert run_json("Model@1111111")[1]["revision"] == FIRST
+    assert run_json("Model@previous")[1]["revision"] == FIRST
+    assert run_json("Model")[1]["revision"] == SECOND
