@@ -73,7 +73,8 @@ def vital_below(root: int) -> list[Vital]:
     """Return vLLM's engine cores and workers below `root`.
 
     What one of them forks has its title, too, for good or until it becomes a compiler, and may end as it likes: whose
-    parent has the same title is no worker. The kernel lets a reader of a process' title wait while that process maps memory: call it outside of an event loop.
+    parent has the same title is no worker. The kernel lets a reader of a process' title wait while that process maps
+    memory: call it outside of an event loop.
     """
     found = []
     for pid in descendants(root):

@@ -259,12 +259,12 @@ def test_a_leash_whose_holder_is_gone_starts_nothing(tmp_path):
 def test_what_a_worker_forks_is_no_worker():
     """inductor's compilers begin as a copy of the worker, title and all; their end is no end of the engine."""
     source = "import os, time; os.fork(); print(1, flush=True); time.sleep(600)"
-    worker = subprocess.Popen(["VLLM::Worker_TP0", "-c", source], executable=sys.executable, stdout=subprocess.PIPE)
+    worker = subprocess.Popen(["VLLM::Worker_TP7", "-c", source], executable=sys.executable, stdout=subprocess.PIPE)
     try:
         assert worker.stdout.readline() == b"1\n"
         assert worker.stdout.readline() == b"1\n"
         assert len(descendants(worker.pid)) == 1
-        assert [each.pid for each in vital_below(os.getpid()) if each.title == "VLLM::Worker_TP0"] == [worker.pid]
+        assert [each.pid for each in vital_below(os.getpid()) if each.title == "VLLM::Worker_TP7"] == [worker.pid]
     finally:
         for pid in (*descendants(worker.pid), worker.pid):
             os.kill(pid, signal.SIGKILL)
