@@ -24,18 +24,8 @@ _SOURCE = (
 
 def add_commands(commands: Any) -> None:
     """Add all commands to the subparsers of `aerie model`."""
-    for name, add in {
-        "fetch": _add_fetch,
-        "adopt": _add_adopt,
-        "verify": _add_verify,
-        "listing": _add_list,
-        "rollback": _add_rollback,
-        "prune": _add_prune,
-        "warm": _add_warm,
-        "loader": _add_loader,
-    }.items():
-        if Path(__file__).with_name(f"{name}.py").exists():
-            add(commands)
+    for add in (_add_fetch, _add_adopt, _add_verify, _add_list, _add_rollback, _add_prune, _add_warm, _add_loader):
+        add(commands)
 
 
 def _run(name: str) -> Callable[[argparse.Namespace], int]:
