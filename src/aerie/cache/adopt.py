@@ -217,12 +217,20 @@ def _published_before(options: Options, path: Path, model: Model, originals: Seq
     """Return the revision that has been adopted from here already, where what is left here is only its old names."""
     if options.reflink or options.copy:
         return None
-    if not originals:
-        return model.current() if path == model.path else None
+    if not originals and path == model.path:
+        return model.current()
     for revision in model.revisions():
-        if all(_is_same(each, model.revision_path(revision)) for each in originals):
+        published = model.revision_path(revision)
+        if not originals and all((published / folder).is_dir() for folder in _folders(path)):
+            return revision  # killed when all files were gone, and not yet their directories
+        if originals and all(_is_same(each, published) for each in originals):
             return revision
     return None
+
+
+def _folders(path: Path) -> list[str]:
+    with directory(path) as root:
+        return [entry.path for entry in walk(root)]
 
 
 def _is_same(original: _Original, published: Path) -> bool:
@@ -418,13 +426,13 @@ def _prove_copies(files: Path, manifest: Manifest) -> None:
 def _remove(path: Path, model: Model, revision: str, originals: Sequence[_Original]) -> None:
     """Remove the old names; a file that is not the published one by now stays."""
     published = model.revision_path(revision)
-    folders = set[Path]()
     for original in originals:
         old = path / original.path
         with suppress(FileNotFoundError):
             if os.path.samestat(old.lstat(), (published / original.path).lstat()):
                 old.unlink()
-                folders.update(folder for folder in old.parents if folder.is_relative_to(path))
+    names = [file.path for file in load_manifest(published).files]
+    folders = {path / folder for name in names for folder in Path(name).parents}
     with suppress(FileNotFoundError):
         if path != model.path and (path / MANIFEST).is_file() and originals:
             (path / MANIFEST).unlink()

@@ -308,10 +308,10 @@ def hold(path: Path) -> Iterator[None]:
 
 
 def load_manifest(path: Path) -> Manifest:
-    """Return the manifest of the revision at `path`; raises ManifestError, which names the file."""
+    """Return the manifest of the revision at `path`, or that `path` links to; raises ManifestError naming the file."""
     file = path / MANIFEST
     try:
-        with directory(path) as root, os.fdopen(open_inside(root, MANIFEST), "rb") as stream:
+        with directory(path.resolve()) as root, os.fdopen(open_inside(root, MANIFEST), "rb") as stream:
             content = stream.read(_LONGEST_MANIFEST + 1)
     except OSError as error:
         raise ManifestError(f"{file} cannot be read: {error.strerror}") from None

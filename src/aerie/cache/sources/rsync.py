@@ -1,6 +1,7 @@
 """Weights from a peer by the program rsync: from a daemon of its own, or through ssh."""
 
 import contextlib
+import fcntl
 import os
 import re
 import resource
@@ -9,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -23,13 +25,14 @@ _PIECE = 2**20
 _TIMEOUT = 60  # seconds in which nothing comes
 _CONNECT_TIMEOUT = 20  # seconds
 _POLL = 0.005  # seconds between looks at what came
-_SLOW = 0.1  # seconds; who takes longer over a piece is waited for
+_ABANDONED = 10  # seconds after which what nobody holds is removed
 _MOST_FILES = 100_000
 _SMALLEST_LIMIT = 2**20  # bytes of a file that what rsync starts may write
 _WINDOW = 2**20  # bytes under way, which are lost where a part of a file was asked for and has come
 _QUOTED = 300  # characters of what rsync and ssh say
 _LISTED = re.compile(rb"(.)\S{9,10} +([0-9]+) ([0-9]{4}/[0-9]{2}/[0-9]{2}) ([0-9:]{8}) (.*)")
 _ESCAPED = re.compile(rb"\\#([0-7]{3})")
+_FOLLOWED = re.compile(r"rsync: (connection unexpectedly closed|\[\w+\] write error: Broken pipe)|rsync warning: ")
 _SSH_OPTIONS = (
     "-oBatchMode=yes", f"-oConnectTimeout={_CONNECT_TIMEOUT}", "-oServerAliveInterval=15", "-oServerAliveCountMax=4",
     "-oClearAllForwardings=yes",
@@ -102,7 +105,7 @@ class RsyncSource:
     follows; a limit on the size of what it may write ends it at `end`. Each `read` is a process and a connection.
     """
 
-    def __init__(self, peer: Peer, *, revision: str | None = None) -> None:
+    def __init__(self, peer: Peer, *, revision: str | None = None, limit: float | None = None) -> None:
         login = f"{peer.user}@{peer.host}" if peer.user else peer.host
         port = f":{peer.port}" if peer.port else ""
         self._address = f"rsync://{login}{port}/" if peer.daemon else f"{login}:"
@@ -118,7 +121,12 @@ class RsyncSource:
         self._path = f"{below}/" if below else ""
         self._below = self._path
         self._revision = revision
+        self._limit = limit
+        self._lock = threading.Lock()
+        self._reads = 0
+        self._running: set[subprocess.Popen[bytes]] = set()
         self._space: tempfile.TemporaryDirectory[str] | None = None
+        self._held: int | None = None
 
     def list(self) -> Listing:
         """Return the files of the peer's directory; with a manifest, those that it lists, with its digests.
@@ -158,21 +166,45 @@ class RsyncSource:
         if start == end:
             return
         assert self._space  # noqa: S101 - `list` comes first
-        with tempfile.TemporaryDirectory(dir=self._space.name) as place:
-            target = Path(place, "files", self._below + offer.path)
-            target.parent.mkdir(parents=True)
-            file = os.open(target, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-            try:
-                os.truncate(file, start)
-                yield from self._appended(offer, start, end, Path(place), file)
-            finally:
-                os.close(file)
+        try:
+            with self._counted(), tempfile.TemporaryDirectory(dir=self._space.name) as place:
+                target = Path(place, "files", self._below + offer.path)
+                target.parent.mkdir(parents=True)
+                file = os.open(target, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+                try:
+                    os.truncate(file, start)
+                    yield from self._appended(offer, start, end, Path(place), file)
+                finally:
+                    os.close(file)
+        except OSError as error:
+            raise SourceError(
+                f"{self.description}/{offer.path} cannot be read by way of {tempfile.gettempdir()}: "
+                f"{error.strerror}; name a directory with room for temporary files in TMPDIR"
+            ) from error
 
     def close(self) -> None:
-        """Remove what rsync left."""
+        """End what runs, also where its reader waits and is not waited for, and remove what it left."""
+        with self._lock:
+            running = tuple(self._running)
+        for process in running:
+            _kill(process)
         if self._space is not None:
             self._space.cleanup()
             self._space = None
+        if self._held is not None:
+            os.close(self._held)
+            self._held = None
+
+    @contextlib.contextmanager
+    def _counted(self) -> Iterator[None]:
+        """Count who reads, for a fair part of the limit: what rsync brings too early waits here unread."""
+        with self._lock:
+            self._reads += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._reads -= 1
 
     def _appended(self, offer: Offer, start: int, end: int, place: Path, file: int) -> Iterator[bytes]:
         (place / "names").write_bytes(os.fsencode(self._below + offer.path) + b"\0")
@@ -182,12 +214,13 @@ class RsyncSource:
         )  # fmt: skip
         with (place / "out").open("wb") as out, (place / "err").open("wb") as err:
             process = _start(command, out.fileno(), err.fileno())
+        with self._lock:
+            self._running.add(process)
         try:
             limit = max(end, _SMALLEST_LIMIT)
             with contextlib.suppress(ProcessLookupError):
                 resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (limit, limit))
             at = start
-            slow = False
             while at < end:
                 # Looked at first, since what has come by its end counts.
                 ended = process.poll() is not None
@@ -197,21 +230,17 @@ class RsyncSource:
                     at += len(piece)
                     if at == end:
                         self._unchanged(offer, place)
-                    began = time.monotonic()
-                    if slow:
-                        _signal(process, signal.SIGSTOP)
                     yield piece
-                    if slow:
-                        _signal(process, signal.SIGCONT)
-                    slow = time.monotonic() - began > _SLOW
                 elif ended:
                     self._unchanged(offer, place)
                     raise self._failure(process.returncode, (place / "err").read_text(errors="replace"), offer.path)
                 else:
                     time.sleep(_POLL)
         finally:
-            _signal(process, signal.SIGKILL)
+            _kill(process)
             process.wait()
+            with self._lock:
+                self._running.discard(process)
 
     def _unchanged(self, offer: Offer, place: Path) -> None:
         """Raise SourceError where rsync names another size or time than it did when it listed the file."""
@@ -232,7 +261,7 @@ class RsyncSource:
             try:
                 code = process.wait()
             finally:
-                _signal(process, signal.SIGKILL)
+                _kill(process)
                 process.wait()
             err.seek(0)
             if code != 0:
@@ -264,6 +293,8 @@ class RsyncSource:
             if self._daemon
             else (f"--rsh={shlex.join(_ssh())}",)
         )
+        if self._limit is not None and (kib := self._limit / 1024 / max(1, self._reads)):
+            reach = (*reach, f"--bwlimit={max(1, int(kib))}")
         # --protect-args: no shell on the other side takes a path apart. Behind -- nothing is an option.
         *options, last = arguments
         plain = [each for each in options if each.startswith("--")]
@@ -274,11 +305,12 @@ class RsyncSource:
     def _make_space(self) -> None:
         """Make a directory for what rsync writes; of one that was killed, the next removes it."""
         self.close()
-        for left in Path(tempfile.gettempdir()).glob("aerie-rsync-*-*"):
-            pid = left.name.split("-")[2]
-            if not Path("/proc", pid).exists() and left.stat(follow_symlinks=False).st_uid == os.geteuid():
-                shutil.rmtree(left, ignore_errors=True)
-        self._space = tempfile.TemporaryDirectory(prefix=f"aerie-rsync-{os.getpid()}-")
+        for left in Path(tempfile.gettempdir()).glob("aerie-rsync-*"):
+            with contextlib.suppress(OSError):
+                _remove_abandoned(left)
+        self._space = tempfile.TemporaryDirectory(prefix="aerie-rsync-")
+        self._held = os.open(self._space.name, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        fcntl.flock(self._held, fcntl.LOCK_EX)
 
     def _failure(self, code: int, said: str, name: str) -> SourceError | TryAgainError:
         where = f"{self.description}/{name}".rstrip("/")
@@ -314,11 +346,24 @@ def _start(command: Sequence[str], out: int, err: int) -> "subprocess.Popen[byte
     )  # fmt: skip
 
 
-def _signal(process: "subprocess.Popen[bytes]", number: int) -> None:
-    """Send it to rsync with its other half and ssh, if they are still there."""
+def _kill(process: "subprocess.Popen[bytes]") -> None:
+    """Kill rsync with its other half and ssh, if they are still there."""
     if process.returncode is None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, number)
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+def _remove_abandoned(left: Path) -> None:
+    """Remove a directory of this user's that nobody holds; raises OSError where somebody does."""
+    held = os.open(left, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        status = os.fstat(held)
+        # A young one may be about to be held.
+        if status.st_uid == os.geteuid() and time.time() - status.st_mtime > _ABANDONED:
+            shutil.rmtree(left)
+    finally:
+        os.close(held)
 
 
 def _version(said: str) -> str:
@@ -326,8 +371,11 @@ def _version(said: str) -> str:
 
 
 def _quoted(said: str) -> str:
-    lines = (line.strip() for line in said.splitlines())
-    return _shown("; ".join(line for line in lines if line and not line.startswith(("@@@", "rsync error: "))))
+    """Return what was said, without rsync's words about what followed from it."""
+    lines = [line.strip() for line in said.splitlines()]
+    lines = [line for line in lines if line and not line.startswith(("@@@", "@ WARNING", "rsync error: "))]
+    first = [line for line in lines if not _FOLLOWED.match(line)]
+    return _shown("; ".join(first or lines))
 
 
 def _shown(what: str) -> str:

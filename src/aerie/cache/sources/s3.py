@@ -161,7 +161,8 @@ class S3Source:
         )
         # boto3 has variables of its own, and does not read the one that everything else does.
         bundle = None if os.environ.get("AWS_CA_BUNDLE") else os.environ.get("SSL_CERT_FILE")
-        region = self.options.get("region") or session.region_name or "us-east-1"
+        # boto3 reads AWS_DEFAULT_REGION alone, everything else of Amazon's AWS_REGION first.
+        region = self.options.get("region") or os.environ.get("AWS_REGION") or session.region_name or "us-east-1"
         self._client = session.client(
             "s3", region_name=region, endpoint_url=self.options.get("endpoint"), config=settings, verify=bundle or None
         )

@@ -1,6 +1,7 @@
 """Against a real daemon on loopback, and a real rsync behind what stands in for ssh."""
 
 import contextlib
+import errno
 import os
 import shutil
 import socket
@@ -167,6 +168,7 @@ def test_several_threads_read_at_once(model, daemon, opened):
 
 
 def test_a_published_directory_gives_its_digests_and_its_files_alone(model, publish, daemon, opened, tmp_path):
+    (model / "model-1.safetensors").unlink()
     manifest = publish(model)
     (model / "notes.txt").write_text("not the model's")
     store = tmp_path / "models/Kimi-K2.5"
@@ -306,23 +308,19 @@ def test_little_more_than_what_is_asked_for_comes(model, daemon, opened):
         assert passed["bytes"] < SEGMENT * 1.1
 
 
-def test_who_reads_slowly_is_waited_for(model, daemon, opened, alone):
-    source = opened(f"rsync://127.0.0.1:{daemon}/m/model")
+def test_a_limit_is_shared_by_those_who_read(model, daemon):
+    source = open_source(f"rsync://127.0.0.1:{daemon}/m/model", revision=None, limit=16 * 2**20)
     shard = source.list().files[2]
-    with between(daemon) as (port, passed):
-        source = opened(f"rsync://127.0.0.1:{port}/m/model")
-        source._make_space()
-        os.truncate(model / "model-1.safetensors", SHARD)
-        pieces = source.read(shard, 0, SEGMENT)
+    began = time.monotonic()
+    reads = [source.read(shard, 0, 2**23), source.read(shard, SEGMENT, SEGMENT + 2**23)]
+    for pieces in reads:
         next(pieces)
-        time.sleep(0.2)
-        next(pieces)
-        time.sleep(0.2)
-        next(pieces)
-        before = passed["bytes"]
-        time.sleep(0.5)
-        assert passed["bytes"] - before < 2**24
-        pieces.close()
+    for pieces in reads:
+        keep(pieces, bytearray())
+    # Half a second for the first, a second for the second at half the rate.
+    assert 0.7 < time.monotonic() - began < 5
+    assert source._reads == 0
+    source.close()
 
 
 def test_a_read_that_is_given_up_leaves_nothing(model, daemon, opened, alone):
@@ -335,6 +333,31 @@ def test_a_read_that_is_given_up_leaves_nothing(model, daemon, opened, alone):
     assert list(space.iterdir()) == []
 
 
+def test_closing_ends_what_is_still_read(model, daemon, opened, alone):
+    source = opened(f"rsync://127.0.0.1:{daemon}/m/model")
+    shard = source.list().files[2]
+    source._limit = 2**20
+    pieces = source.read(shard, 0, SEGMENT)
+    next(pieces)
+    (process,) = source._running
+    source.close()
+    assert process.wait(10) == -9
+    assert list(alone.iterdir()) == []
+    pieces.close()
+
+
+def test_a_directory_for_temporary_files_without_room_is_named(model, daemon, opened, alone, monkeypatch):
+    source = opened(f"rsync://127.0.0.1:{daemon}/m/model")
+    shard = source.list().files[2]
+
+    def fail(*_arguments):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "truncate", fail)
+    with pytest.raises(SourceError, match=rf"by way of {alone}: No space left on device; name a directory .*TMPDIR"):
+        list(source.read(shard, 0, SEGMENT))
+
+
 def test_what_a_killed_one_left_is_removed_by_the_next(model, daemon, opened, alone):
     text = f"rsync://127.0.0.1:{daemon}/m/model"
     code = (
@@ -344,10 +367,14 @@ def test_what_a_killed_one_left_is_removed_by_the_next(model, daemon, opened, al
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     assert subprocess.run([sys.executable, "-c", code], env=environment, check=False, timeout=60).returncode == -9
-    assert len(list(alone.iterdir())) == 1
-    source = opened(text)
-    source.list()
-    assert [path.name.split("-")[2] for path in alone.iterdir()] == [str(os.getpid())]
+    (left,) = alone.iterdir()
+    other = opened(text)
+    other.list()
+    assert left.exists()
+    os.utime(left, (1, 1))
+    opened(text).list()
+    assert not left.exists()
+    assert len(list(alone.iterdir())) == 2
 
 
 @pytest.mark.parametrize(
