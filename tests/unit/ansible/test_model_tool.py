@@ -64,7 +64,7 @@ def test_it_answers_and_has_nothing_of_the_service(unpacked: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "usage: aerie model" in done.stdout
     packages = {path.name for path in (unpacked / "aerie").iterdir()}
-    assert packages & {"supervisor", "rehearsal", "fabric", "status"} == set()
+    assert packages & {"rehearsal", "fabric", "status"} == set()
 
 
 def test_the_same_sources_give_the_same_bytes_in_another_place(archive: Path, tmp_path: Path) -> None:
