@@ -16,6 +16,7 @@ _MODELS = Path("/data/models")
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "KI": 2**10, "MI": 2**20, "GI": 2**30}
 _RATE = re.compile(r"(\d+(?:\.\d+)?) ?([KMG]I?|)B?(?:/S)?", re.IGNORECASE)
 _USAGE = 2
+_MOST_CONNECTIONS = 256
 _SOURCE = (
     "SOURCE is hf:OWNER/NAME or OWNER/NAME on the Hub, s3://BUCKET/PREFIX, the path of a directory, "
     "rsync://HOST/MODULE/PATH, or [USER@]HOST:PATH for rsync by ssh."
@@ -32,17 +33,18 @@ def _run(name: str) -> Callable[[argparse.Namespace], int]:
     def run(given: argparse.Namespace) -> int:
         from aerie.cache.layout import StoreError
         from aerie.cache.names import NameRefusedError
+        from aerie.cache.words import printable
 
         module = import_module(f"aerie.cache.{name}")
         options = module.Options(**{field: getattr(given, field) for field in module.Options.__dataclass_fields__})
         try:
             return int(getattr(module, name)(options))
         except (StoreError, NameRefusedError) as error:
-            print(f"aerie model {given.kind}: {error}", file=sys.stderr)
+            print(printable(f"aerie model {given.kind}: {error}"), file=sys.stderr)
             return _USAGE if isinstance(error, NameRefusedError) else 1
         except OSError as error:
             where = f"{error.filename}: " if error.filename else ""
-            print(f"aerie model {given.kind}: {where}{error.strerror or error}", file=sys.stderr)
+            print(printable(f"aerie model {given.kind}: {where}{error.strerror or error}"), file=sys.stderr)
             return 1
 
     return run
@@ -99,7 +101,7 @@ def _add_fetch(commands: Any) -> None:
         "--transport", choices=("auto", "https", "xet"), default="auto", help="to the Hub (default: %(default)s)"
     )
     fetch.add_argument(
-        "--connections", type=count, default=8, metavar="N", help="at once to the source (default: %(default)s)"
+        "--connections", type=_connections, default=8, metavar="N", help="at once to the source (default: %(default)s)"
     )
     fetch.add_argument(
         "--include", action="append", default=[], metavar="GLOB", help="only these files; may be given more than once"
@@ -187,7 +189,7 @@ def _add_list(commands: Any) -> None:
         help="show what is published, in service and being fetched",
         description="Shows every model's revisions: which one is current and which was before, their sizes, where they "
         "came from, whether somebody uses them, and what is half fetched.",
-        epilog="Exit codes: 0 shown, 1 where the models directory cannot be read.",
+        epilog="Exit codes: 0 shown, 1 where the models directory, or the state of a model, cannot be read.",
     )
     _add_models_dir(listing)
     _add_json(listing)
@@ -216,7 +218,7 @@ def _add_prune(commands: Any) -> None:
         "prune",
         help="free the space of old revisions",
         description="Removes revisions, but never the current one, the one before it, the newest further ones "
-        "as --keep says, nor what somebody uses.",
+        "as --keep says, what somebody uses, what can be fetched from nowhere, nor what has no manifest of Aerie's.",
         epilog="Exit codes: 0 done, also where there was nothing to free; 1 not all of it; 2 wrong usage.",
     )
     prune.add_argument("models", nargs="*", metavar="NAME", help="of which models (default: of all)")
@@ -224,9 +226,12 @@ def _add_prune(commands: Any) -> None:
     prune.add_argument(
         "--keep",
         type=_whole,
-        default=1,
+        default=0,
         metavar="N",
-        help="further revisions to keep, the newest (default: %(default)s)",
+        help="further revisions to keep, the newest (default: none)",
+    )
+    prune.add_argument(
+        "--adopted", action="store_true", help="remove old revisions, too, that were adopted and have no source"
     )
     prune.add_argument(
         "--staging",
@@ -283,6 +288,12 @@ def count(text: str) -> int:
     if not (text.isascii() and text.isdecimal()) or int(text) == 0:
         raise argparse.ArgumentTypeError(f"{text!r} is no number above 0")
     return int(text)
+
+
+def _connections(text: str) -> int:
+    if (number := count(text)) > _MOST_CONNECTIONS:
+        raise argparse.ArgumentTypeError(f"{text!r} is more than {_MOST_CONNECTIONS}")
+    return number
 
 
 def _whole(text: str) -> int:

@@ -6,6 +6,7 @@ from enum import StrEnum
 from typing import Any
 
 from aerie.cache.progress import amount
+from aerie.cache.words import printable
 
 _SHOWN_RANGES = 8
 
@@ -101,7 +102,7 @@ def lines_of(report: Report) -> list[str]:
     if report.quick:
         how = f"a sample: {how}"
     if report.error and not report.files:
-        return [f"{title}: cannot be verified", f"  {report.error}"]
+        return [f"{title}: cannot be verified", f"  {printable(report.error)}"]
     state = "whole" if report.is_whole else f"{_paths(report.findings)} of {report.files} files are wrong"
     if report.is_whole and report.repaired:
         state = "whole again"
@@ -111,7 +112,7 @@ def lines_of(report: Report) -> list[str]:
     lines += [f"  {note}" for note in report.notes]
     if report.error:
         lines.append(f"  {report.error}")
-    return lines
+    return [printable(line) for line in lines]
 
 
 def _paths(findings: Iterable[Finding]) -> int:

@@ -50,7 +50,7 @@ def open_inside(root: int, path: str, flags: int = os.O_RDONLY, mode: int = 0o60
             if at != root:
                 os.close(at)
             at = inner
-        descriptor = _open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, mode, at)
+        descriptor = open_patiently(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, mode, at)
     finally:
         if at != root:
             os.close(at)
@@ -60,7 +60,11 @@ def open_inside(root: int, path: str, flags: int = os.O_RDONLY, mode: int = 0o60
     return descriptor
 
 
-def _open(name: str, flags: int, mode: int, at: int) -> int:
+def open_patiently(name: str | os.PathLike[str], flags: int, mode: int = 0o600, at: int | None = None) -> int:
+    """Open a file without waiting for a pipe's other end, as O_NONBLOCK in `flags` does; raises OSError.
+
+    Where a lease is on the file, which `aerie model list` and `prune` take for microseconds, it is tried again.
+    """
     for _ in range(_LEASED):
         try:
             return os.open(name, flags, mode, dir_fd=at)

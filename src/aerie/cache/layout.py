@@ -162,24 +162,53 @@ class Model:
         Raises BusyError where another process does, unless it is to `wait` for it; StoreError where the directories
         cannot be made or are none of ours.
         """
-        self._make_own()
-        path = self.own / "lock"
+        descriptor, made = self._lock(wait=wait)
         try:
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        except OSError as error:
-            raise StoreError(f"{path} cannot be opened: {error.strerror}") from None
-        try:
-            if not _locked(descriptor, wait=wait):
-                who = _who(descriptor)
-                raise BusyError(f"{self.name} is being worked on by {who}: wait for its end, then try again")
             with suppress(OSError):  # a full disk takes no new name; the old one would be wrong
                 os.ftruncate(descriptor, 0)
                 os.pwrite(descriptor, f"`{command}` (process {os.getpid()})\n".encode(), 0)
             yield
         finally:
             with suppress(OSError):
-                os.ftruncate(descriptor, 0)
+                self._leave_nothing(made=made)
+            os.close(descriptor)  # the name stays: who was refused in this moment still reads it
+
+    def _lock(self, *, wait: bool) -> tuple[int, bool]:
+        """Return the lock's descriptor, and whether the model's directory was made for it. Raises as `lock`."""
+        path = self.own / "lock"
+        made = False
+        while True:
+            made |= not _exists(self.path)
+            self._make_own()
+            try:
+                descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+            except FileNotFoundError:  # who had it last has left nothing
+                continue
+            except OSError as error:
+                raise StoreError(f"{path} cannot be opened: {error.strerror}") from None
+            try:
+                self._take(descriptor, wait=wait)
+                with suppress(FileNotFoundError):
+                    if os.path.samestat(path.lstat(), os.fstat(descriptor)):
+                        return descriptor, made
+            except BaseException:
+                os.close(descriptor)
+                raise
             os.close(descriptor)
+
+    def _take(self, descriptor: int, *, wait: bool) -> None:
+        if not _locked(descriptor, wait=wait):
+            who = _who(descriptor)
+            raise BusyError(f"{self.name} is being worked on by {who}: wait for its end, then try again")
+
+    def _leave_nothing(self, *, made: bool) -> None:
+        """Take the lock away, and what was made for it, where there is nothing besides. Raises OSError."""
+        if [each.name for each in self.own.iterdir()] != ["lock"] or self.revisions():
+            return
+        (self.own / "lock").unlink()
+        self.own.rmdir()
+        if made:
+            self.path.rmdir()
 
     def busy(self) -> str | None:
         """Return who works on this model now, None where nobody does, as far as this user may know."""
@@ -295,11 +324,15 @@ def hold(path: Path) -> Iterator[None]:
     """
     while True:
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        fcntl.flock(descriptor, fcntl.LOCK_SH)
-        # It may have been moved away, or `current` switched, before the lock was there.
-        with suppress(FileNotFoundError):
-            if os.path.samestat(path.stat(), os.fstat(descriptor)):
-                break
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH)
+            # It may have been moved away, or `current` switched, before the lock was there.
+            with suppress(FileNotFoundError):
+                if os.path.samestat(path.stat(), os.fstat(descriptor)):
+                    break
+        except BaseException:
+            os.close(descriptor)
+            raise
         os.close(descriptor)
     try:
         yield
@@ -422,7 +455,11 @@ def _locked(descriptor: int, *, wait: bool) -> bool:
 
 
 def _who(lock: int) -> str:
-    return os.pread(lock, 200, 0).decode(errors="replace").strip() or "another process"
+    for _ in range(_LOOKS):
+        if name := os.pread(lock, 200, 0).decode(errors="replace").strip():
+            return name
+        time.sleep(0.01)  # it has the lock, and is about to write who it is
+    return "another process"
 
 
 def _exists(path: Path) -> bool:

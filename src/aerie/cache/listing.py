@@ -12,6 +12,7 @@ from aerie.cache.inside import directory, walk
 from aerie.cache.layout import Model, Store, StoreError, load_manifest
 from aerie.cache.manifest import ManifestError
 from aerie.cache.progress import amount
+from aerie.cache.words import printable
 
 _BLOCK = 512  # bytes of st_blocks
 
@@ -124,10 +125,10 @@ def _print(root: Path, models: Sequence[dict[str, Any]]) -> int:
     rows = [row for model in models for row in _rows(model)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)] if rows else []
     for row in rows:
-        print("  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip())
+        print(printable("  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip()))
     for model in models:
         if model["error"]:
-            print(f"aerie model list: {model['error']}", file=sys.stderr)
+            print(f"aerie model list: {printable(model['error'])}", file=sys.stderr)
     return int(any(model["error"] for model in models))
 
 

@@ -12,6 +12,8 @@ MANIFEST = "aerie-manifest.json"
 """Its name in the directory of the revision."""
 SEGMENT = 64 * 2**20
 """Bytes of a segment, the unit in which a file is fetched, verified and repaired; the last one of a file is shorter."""
+ADOPTED = "adopted"
+"""A manifest's source where there is none."""
 _FORMAT = 1
 
 
@@ -115,6 +117,8 @@ def read_manifest(text: str) -> Manifest:
 def _text(content: dict[str, Any], name: str) -> str:
     if not isinstance(value := content[name], str):
         raise TypeError(f"{name} is {type(value).__name__}")
+    if not value.isprintable():  # whoever wrote it, it comes to a terminal
+        raise TypeError(f"{name} has characters that are not shown")
     return value
 
 

@@ -10,9 +10,11 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from aerie.cache.layout import BusyError, Model, Store, StoreError, sync
+from aerie.cache.layout import BusyError, Model, Store, StoreError, load_manifest, sync
 from aerie.cache.listing import used
+from aerie.cache.manifest import ADOPTED, ManifestError
 from aerie.cache.progress import amount
+from aerie.cache.words import printable
 
 _DAY = 24 * 60 * 60
 
@@ -27,6 +29,8 @@ class Options:
     """Further revisions, the newest."""
     staging: float | None
     """Days since what was half fetched was touched; None: only where the revision is published."""
+    adopted: bool
+    """Whether what has no source is removed as well."""
     dry_run: bool
     json: bool
 
@@ -73,13 +77,14 @@ def prune(options: Options) -> int:
 
 def _print(item: Item, options: Options) -> None:
     done = ("would be removed" if options.dry_run else "removed") if item.removed else "kept"
-    print(f"{item.name}: {item.path} {done}, {amount(item.size)}: {item.why}", flush=True)
+    print(printable(f"{item.name}: {item.path} {done}, {amount(item.size)}: {item.why}"), flush=True)
 
 
 def _prune(model: Model, options: Options) -> Iterator[Item]:
     if not options.dry_run:
         for trash in ("trash", "repair"):  # of a prune or a repair that was killed
             shutil.rmtree(model.own / trash, ignore_errors=True)
+        (model.own / "hashed").unlink(missing_ok=True)  # of an adoption that nobody went on with
     kept = {model.current(), model.previous()}  # raises where a link is none of ours: nothing is removed then
     further = [each for each in model.revisions() if each not in kept]
     for revision in further[: options.keep]:
@@ -99,10 +104,23 @@ def _remove_revision(model: Model, revision: str, options: Options) -> Item:
     with model.unused(revision) as unused:
         if not unused:
             return _item(model, path, "somebody uses it", removed=False)
+        if why := _only_copy(path, options):
+            return _item(model, path, why, removed=False)
         item = _item(model, path, "neither current nor the one before", removed=True)
         if not options.dry_run:
             _remove(model, path)
     return item
+
+
+def _only_copy(path: Path, options: Options) -> str:
+    """Return why what lies there may be in no other place; empty where it can be fetched again."""
+    try:
+        manifest = load_manifest(path)
+    except ManifestError as error:
+        return f"whose it is cannot be told: {error}"
+    if manifest.source == ADOPTED and not options.adopted:
+        return "it was adopted, and no source of it is known; --adopted removes it"
+    return ""
 
 
 def _remove_staging(model: Model, key: str, options: Options) -> Item:

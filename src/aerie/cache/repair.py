@@ -6,53 +6,27 @@ leaves the one or the other, and what has the damaged one open keeps it. What th
 somebody's only copy: it is moved aside, not removed.
 """
 
-import hashlib
 import os
-import random
 import shutil
 import stat
-import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 
 from aerie.cache.findings import Finding, Kind, Report, ranges
-from aerie.cache.hashing import Task, compare, digest
+from aerie.cache.hashing import ShortFileError, Task, compare, digest
 from aerie.cache.inside import directory, open_inside
-from aerie.cache.layout import DIRECTORY_MODE, FILE_MODE, Model, make_directory
-from aerie.cache.manifest import File, Manifest, spans
+from aerie.cache.layout import DIRECTORY_MODE, FILE_MODE, Model, load_manifest, make_directory
+from aerie.cache.manifest import File, Manifest, ManifestError, spans
 from aerie.cache.meter import Meter
 from aerie.cache.progress import amount
-from aerie.cache.sharing import clone, copy_range
-from aerie.cache.sources.opening import open_source
-from aerie.cache.sources.source import Offer, Source, SourceError, TryAgainError
+from aerie.cache.refetch import NotRepairedError, Reach, Refetch, open_for
+from aerie.cache.sharing import clone, copy_range, share
+from aerie.cache.sources.source import SourceError, TryAgainError
 
-ADOPTED = "adopted"
-"""A manifest's source where there is none."""
 _CONTENT = {Kind.MISSING, Kind.TRUNCATED, Kind.TOO_LONG, Kind.ALTERED, Kind.UNREADABLE, Kind.NO_FILE}
-_ATTEMPTS = 6
-_LONGEST_PAUSE = 60.0  # seconds
-_CONNECTIONS = 4
 _SPARE = 2**30  # bytes left free
-
-
-@dataclass(frozen=True, slots=True)
-class Reach:
-    """How the source is reached, where it differs from what the manifest says."""
-
-    source: str | None = None
-    endpoint: str | None = None
-    token_file: Path | None = None
-    limit: int | None = None
-    """Bytes a second."""
-
-
-class _NotRepairedError(Exception):
-    """Why a file stays as it is; the message says what to do."""
 
 
 def repair(model: Model, manifest: Manifest, report: Report, reach: Reach, threads: int) -> None:
@@ -68,20 +42,42 @@ def repair(model: Model, manifest: Manifest, report: Report, reach: Reach, threa
         mending.put_aside([each for each in report.findings if each.kind is Kind.EXTRA])
         if wrong := _wrong(path, manifest, report, threads):
             make_directory(work, 0o700)
-            mending.mend([(file, numbers) for file, numbers in wrong if not numbers], None, reach)  # too long, or empty
-            if to_fetch := [(file, numbers) for file, numbers in wrong if numbers]:
-                source = _open(manifest, reach)
-                try:
-                    mending.mend(to_fetch, source, reach)
-                finally:
-                    source.close()
+            _mend(model, manifest, mending, wrong, reach)
         mending.open_to_service()
-    except (_NotRepairedError, SourceError, TryAgainError) as error:
+    except (NotRepairedError, SourceError, TryAgainError) as error:
         report.error = f"not repaired: {error}"
     except OSError as error:
         report.error = f"not repaired: {error.filename or path}: {error.strerror}"
     finally:
         shutil.rmtree(work, ignore_errors=True)
+
+
+def _mend(
+    model: Model, manifest: Manifest, mending: "_Mending", wrong: Sequence[tuple[File, list[int]]], reach: Reach
+) -> None:
+    """Mend from what is nearest: the file itself where only its length is wrong, another revision, the source."""
+    mending.mend([each for each in wrong if not each[1]])
+    left = []
+    for file, numbers in wrong:
+        if numbers and not any(mending.take(file, donor) for donor in _elsewhere(model, manifest, file)):
+            left.append((file, numbers))
+    if left:
+        with closing(open_for(manifest, reach)) as source:
+            refetch = Refetch(source, reach.limit)
+            refetch.look([file for file, _ in left])
+            mending.mend(left, refetch)
+
+
+def _elsewhere(model: Model, manifest: Manifest, wanted: File) -> Iterator[Path]:
+    """Yield files of other revisions that have the same content by their manifests."""
+    for revision in model.revisions():
+        if revision == manifest.revision:
+            continue
+        path = model.revision_path(revision)
+        with suppress(ManifestError):
+            for file in load_manifest(path).files:
+                if file.sha256 == wanted.sha256:
+                    yield path / file.path
 
 
 def _wrong(path: Path, manifest: Manifest, report: Report, threads: int) -> list[tuple[File, list[int]]]:
@@ -111,6 +107,7 @@ class _Mending:
 
     def __init__(self, path: Path, work: Path, aside: Path, report: Report) -> None:
         self._path, self._work, self._report = path, work, report
+        self._has_aside = False
         self._aside = aside / time.strftime(f"{report.revision[:12]}-%Y%m%dT%H%M%SZ", time.gmtime())
 
     def _done(self, findings: Iterable[Finding]) -> None:
@@ -121,10 +118,8 @@ class _Mending:
     def put_aside(self, strange: Sequence[Finding]) -> None:
         """Move away what does not belong there; it is somebody's, and not ours to remove."""
         for each in strange:
-            if not self._aside.exists():
-                make_directory(self._aside.parent, 0o700)
-                make_directory(self._aside, 0o700)
-                self._report.notes.append(f"what does not belong there was moved to {self._aside}")
+            if not self._has_aside:
+                self._make_aside()
             target = self._aside / each.path
             target.parent.mkdir(parents=True, exist_ok=True)
             with _parent(self._path, each.path) as (folder, name):
@@ -132,33 +127,65 @@ class _Mending:
                 os.fsync(folder)
         self._done(each for each in list(strange) if each.kind is Kind.EXTRA)
 
-    def mend(self, wrong: Sequence[tuple[File, list[int]]], source: Source | None, reach: Reach) -> None:
+    def _make_aside(self) -> None:
+        """Make a directory that nothing is in yet: what was put aside before may be the only copy, too."""
+        number, first = 1, self._aside
+        while os.path.lexists(self._aside):
+            number += 1
+            self._aside = first.with_name(f"{first.name}-{number}")
+        make_directory(self._aside.parent, 0o700)
+        make_directory(self._aside, 0o700)
+        self._has_aside = True
+        self._report.notes.append(f"what does not belong there was moved to {self._aside}")
+
+    def take(self, file: File, donor: Path) -> bool:
+        """Put a file of another revision in the damaged one's place, where it is seen to be the right one."""
+        draft = self._work / "file"
+        draft.unlink(missing_ok=True)
+        try:
+            if not share(donor, draft, file.size):
+                return False
+            with draft.open("rb") as stream:
+                if digest(stream.fileno(), file.size)[0] != file.sha256:
+                    return False
+                os.fchmod(stream.fileno(), FILE_MODE)
+                os.fsync(stream.fileno())
+        except (OSError, ShortFileError):  # it is damaged as well
+            return False
+        self._replace(file, draft)
+        self._report.notes.append(f"{file.path} taken from {donor}")
+        return True
+
+    def mend(self, wrong: Sequence[tuple[File, list[int]]], refetch: Refetch | None = None) -> None:
         """Replace the files by whole ones; without a source nothing may be wrong in them but their length.
 
-        Raises _NotRepairedError, SourceError, OSError.
+        Raises NotRepairedError, SourceError, OSError.
         """
         if not wrong:
             return
-        offers = {} if source is None else {offer.path: offer for offer in _listed(source)}
-        if source is not None:
-            _check_offers(wrong, offers, source)
         _check_space(wrong, self._work)
-        pace = _Pace(reach.limit)
         to_fetch = sum(end - start for file, numbers in wrong for start, end in _spans(file, numbers))
         with Meter(f"repair {self._report.name}@{self._report.revision[:12]}", to_fetch) as meter:
             for file, numbers in wrong:
                 draft = self._work / "file"
-                fetcher = None if source is None else _Fetcher(source, offers[file.path], pace, meter)
-                _make(self._path, draft, file, numbers, fetcher)
-                findings = [each for each in self._report.findings if each.path == file.path]
-                self.put_aside([each for each in findings if each.kind is Kind.NO_FILE])
-                _make_folders(self._path, file.path)
-                with _parent(self._path, file.path) as (folder, name):
-                    os.rename(draft, name, dst_dir_fd=folder)
-                    os.fsync(folder)
-                self._done(findings)
-        if source is not None:
-            self._report.notes.append(f"{amount(meter.done)} taken from {source.description}")
+
+                def fetch(target: int, file: File = file, numbers: Sequence[int] = numbers) -> None:
+                    if refetch is not None:
+                        refetch.fetch(target, file, numbers, meter)
+
+                _make(self._path, draft, file, numbers, fetch)
+                self._replace(file, draft)
+        if refetch is not None:
+            self._report.notes.append(f"{amount(meter.done)} taken from {refetch.source.description}")
+
+    def _replace(self, file: File, draft: Path) -> None:
+        findings = [each for each in self._report.findings if each.path == file.path]
+        self.put_aside([each for each in findings if each.kind is Kind.NO_FILE])
+        _make_folders(self._path, file.path)
+        with _parent(self._path, file.path) as (folder, name):
+            os.rename(draft, name, dst_dir_fd=folder)
+            os.fsync(folder)
+        self._done(findings)
 
     def open_to_service(self) -> None:
         """Give what is there the owner and modes of what is published; raises OSError."""
@@ -180,60 +207,11 @@ class _Mending:
             self._done([each])
 
 
-def _open(manifest: Manifest, reach: Reach) -> Source:
-    text = reach.source or manifest.source
-    title = f"{manifest.name}@{manifest.revision[:12]}"
-    if text == ADOPTED:
-        raise _NotRepairedError(
-            f"{title} was adopted, and no source is recorded: give one that has the same files, `--repair --source "
-            "SOURCE`, a copy on another host or disk too; only what its digests prove is taken"
-        )
-    options = {} if reach.source else manifest.options
-    return open_source(
-        text,
-        revision=manifest.revision,
-        endpoint=reach.endpoint or options.get("endpoint"),
-        region=options.get("region"),
-        token_file=reach.token_file,
-        limit=reach.limit,
-    )
-
-
-def _listed(source: Source) -> tuple[Offer, ...]:
-    failures = 0
-    while True:
-        try:
-            return source.list().files
-        except TryAgainError as error:
-            failures += 1
-            _pause(error, failures)
-
-
-def _pause(error: TryAgainError, failures: int) -> None:
-    if failures >= _ATTEMPTS:
-        raise _NotRepairedError(f"{error}. Given up after {failures} attempts: try again later") from None
-    time.sleep(min(error.after or 2.0**failures * random.uniform(0.5, 1.0), _LONGEST_PAUSE))  # noqa: S311
-
-
-def _check_offers(wrong: Sequence[tuple[File, list[int]]], offers: dict[str, Offer], source: Source) -> None:
-    for file, _ in wrong:
-        offer = offers.get(file.path)
-        if offer is None:
-            raise _NotRepairedError(
-                f"{source.description} does not have {file.path}: give another source with --source"
-            )
-        if offer.size != file.size or (offer.sha256 or file.sha256) != file.sha256:
-            raise _NotRepairedError(
-                f"{source.description} has another {file.path} ({offer.size:,} bytes) than the manifest ({file.size:,} "
-                "bytes): it is not the same revision. Give another source with --source"
-            )
-
-
 def _check_space(wrong: Sequence[tuple[File, list[int]]], work: Path) -> None:
     status = os.statvfs(work)
     free = status.f_bavail * status.f_frsize
     if (needed := max(file.size for file, _ in wrong) + _SPARE) > free:
-        raise _NotRepairedError(
+        raise NotRepairedError(
             f"{work} has {amount(free)} free, and a copy of the largest damaged file and 1 GiB take {amount(needed)}: "
             "make room (`aerie model prune`)"
         )
@@ -243,45 +221,7 @@ def _spans(file: File, numbers: Sequence[int]) -> list[tuple[int, int]]:
     return [spans(file.size)[number] for number in numbers]
 
 
-class _Fetcher:
-    """Fetches segments of one file and proves each."""
-
-    def __init__(self, source: Source, offer: Offer, pace: "_Pace", meter: Meter) -> None:
-        self._source, self._offer, self._pace, self._meter = source, offer, pace, meter
-
-    def fetch(self, target: int, file: File, number: int) -> None:
-        """Write the segment to `target`; raises _NotRepairedError where the source has another content."""
-        start, end = spans(file.size)[number]
-        at, failures = start, 0
-        segment = hashlib.sha256()
-        while at < end:
-            try:
-                for piece in self._source.read(self._offer, at, end):
-                    self._pace.take(len(piece))
-                    _write(target, piece, at)
-                    segment.update(piece)
-                    at += len(piece)
-                    failures = 0
-                    self._meter.count(len(piece))
-            except TryAgainError as error:
-                failures += 1
-                _pause(error, failures)
-        if segment.hexdigest() != file.segments[number]:
-            raise _NotRepairedError(
-                f"{self._source.description} has another content in segment {number} of {file.path}: "
-                f"{segment.hexdigest()}, expected {file.segments[number]}. Give another source with --source"
-            )
-
-
-def _write(target: int, piece: bytes, at: int) -> None:
-    view = memoryview(piece)
-    while view:
-        count = os.pwrite(target, view, at)
-        view = view[count:]
-        at += count
-
-
-def _make(path: Path, draft: Path, file: File, numbers: Sequence[int], fetcher: _Fetcher | None) -> None:
+def _make(path: Path, draft: Path, file: File, numbers: Sequence[int], fetch: Callable[[int], None]) -> None:
     """Write a whole file to `draft`: what is good of the damaged one, and the segments `numbers` from the source."""
     draft.unlink(missing_ok=True)
     target = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
@@ -291,14 +231,11 @@ def _make(path: Path, draft: Path, file: File, numbers: Sequence[int], fetcher: 
             with directory(path) as root:
                 _copy(root, target, file, good)
         os.ftruncate(target, file.size)
-        if fetcher is not None:
-            fetch = partial(fetcher.fetch, target, file)
-            with ThreadPoolExecutor(_CONNECTIONS) as pool:
-                list(pool.map(fetch, numbers))
+        fetch(target)
         sha256, segments = digest(target, file.size)
         if sha256 != file.sha256:
             others = [number for number, each in enumerate(segments) if each != file.segments[number]]
-            raise _NotRepairedError(
+            raise NotRepairedError(
                 f"{file.path} is not what the manifest says with segments {ranges(numbers)} mended: "
                 f"{ranges(others) or 'none'} are other ones now. Does the disk or the memory err? See `journalctl -k`"
             )
@@ -344,22 +281,3 @@ def _parent(path: Path, name: str) -> Iterator[tuple[int, str]]:
             at = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=at)
             stack.callback(os.close, at)
         yield at, last
-
-
-class _Pace:
-    """A limit on bytes a second, over all threads."""
-
-    def __init__(self, limit: int | None) -> None:
-        self._limit = limit
-        self._lock = threading.Lock()
-        self._due = 0.0
-
-    def take(self, count: int) -> None:
-        """Wait until so many bytes may have come."""
-        if self._limit is None:
-            return
-        with self._lock:
-            now = time.monotonic()
-            self._due = max(self._due, now) + count / self._limit
-            pause = self._due - now
-        time.sleep(pause)

@@ -15,7 +15,8 @@ from aerie.cache.hashing import default_threads
 from aerie.cache.inspection import inspect
 from aerie.cache.layout import CURRENT, Model, Store, StoreError, hold, load_manifest
 from aerie.cache.manifest import ManifestError
-from aerie.cache.repair import Reach, repair
+from aerie.cache.refetch import Reach
+from aerie.cache.repair import repair
 
 _TERMINATED = 128 + signal.SIGTERM
 

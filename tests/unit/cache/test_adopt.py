@@ -1,17 +1,21 @@
 """`aerie model adopt`: weights that are on the host already, in place."""
 
+import errno
 import hashlib
 import json
 import mmap
 import os
 import re
 import shutil
+import time
 from pathlib import Path
 
 import pytest
 from cache_store import CONTENT, FIRST, SECOND, described, publish, write_files
 
 from aerie import cli
+from aerie.cache import hashing
+from aerie.cache.adopt import Options, adopt
 from aerie.cache.layout import load_manifest
 from aerie.cache.manifest import MANIFEST, content_revision
 
@@ -302,3 +306,66 @@ def test_the_owner_cannot_write_to_it_any_more(home, store, run):
     _, told = run(home)
     path = store.root / "Drafter" / told["revision"]
     assert {(each.stat().st_uid, each.stat().st_gid) for each in (path, *path.rglob("*"))} == {(0, 0)}
+
+
+def test_an_adoption_that_fails_leaves_nothing(home, store, run, monkeypatch):
+    (home / "link").symlink_to("/etc/passwd")
+    assert run(home)[0] == 1
+    assert list(store.root.iterdir()) == []
+    (home / "link").unlink()
+    monkeypatch.setattr(os, "link", lambda *_args, **_more: (_ for _ in ()).throw(OSError(errno.EXDEV, "Invalid link")))
+    assert "another file system?" in run(home)[1]
+    assert store.model("Drafter").staging_keys() == []
+
+
+def test_what_a_killed_adoption_has_hashed_is_not_hashed_again(home, store, run, monkeypatch):
+    for name in CONTENT:
+        os.utime(home / name, (1, 1))
+    time.sleep(2.1)  # what was touched within two seconds is not remembered
+    hashed = []
+
+    def digest(descriptor, size, on_bytes):
+        if len(hashed) == 2:
+            raise KeyboardInterrupt
+        hashed.append(size)
+        return hashing.digest(descriptor, size, on_bytes)
+
+    monkeypatch.setattr("aerie.cache.originals.digest", digest)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})
+    with pytest.raises(KeyboardInterrupt):
+        adopt(adopt_options(home, store))
+    assert len(hashed) == 2
+    hashed = [None]
+    (home / "config.json").write_bytes(b"{ }")  # touched since: hashed again
+    told = []
+    monkeypatch.setattr("aerie.cache.originals.digest", lambda *given: told.append(given[1]) or hashing.digest(*given))
+    code, result = run(home)
+    assert code == 0
+    assert len(told) < len(CONTENT)
+    assert 3 in told
+    path = Path(result["path"])
+    assert load_manifest(path).files == tuple(file for file in described(path) if file.path != MANIFEST)
+    assert not (store.root / "Drafter" / ".aerie" / "hashed").exists()
+
+
+def adopt_options(directory, store):
+    given = dict.fromkeys(("name", "revision", "source", "endpoint", "token_file", "reflink", "copy", "json"))
+    return Options(directory=directory, models_dir=store.root, switch=True, **given)
+
+
+def test_an_endpoint_of_a_manifest_that_somebody_brought_is_not_kept(tmp_path, store, run):
+    """A repair sends the Hub's token there."""
+    published = publish(
+        store.model("Kimi"), CONTENT, source="hf:someone/Kimi", options={"endpoint": "https://evil.example"}
+    )
+    shutil.copytree(published, tmp_path / "carried")
+    assert run(tmp_path / "carried", "--name", "Other")[0] == 0
+    assert load_manifest(store.root / "Other" / FIRST).options == {}
+
+
+def test_an_odd_name_comes_to_no_terminal(home, run):
+    (home / os.fsdecode(b"odd\x1b[2J\xff")).symlink_to("x")
+    code, told = run(home)
+    assert code == 1
+    assert "odd\\x1b[2J\\udcff is no regular file" in told
+    assert "\x1b" not in told

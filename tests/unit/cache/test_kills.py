@@ -165,7 +165,7 @@ def test_pruning(store):
     for number, ended in every_kill():
         model = store.model(f"Model{number}")
         for revision in (FIRST, SECOND, THIRD):
-            publish(model, SMALL, revision)
+            publish(model, SMALL, revision, source="hf:someone/Model")
         arguments = ("prune", "--keep", "0", "--models-dir", store.root)
         if not killed_at(number, command, *arguments):
             ended.append(number)

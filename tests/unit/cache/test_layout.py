@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 
 import pytest
 from cache_store import CONTENT, FIRST, SECOND, THIRD, described, make_manifest, publish, write_files
@@ -276,3 +277,37 @@ def test_a_models_directory_that_is_not_there_is_an_error(store):
 def test_a_name_that_is_none_is_refused(store, name):
     with pytest.raises(NameRefusedError):
         store.model(name)
+
+
+def test_who_locks_and_makes_nothing_leaves_nothing(model):
+    with model.lock("test"):
+        assert model.is_kept
+    assert not model.path.exists()
+    model.path.mkdir()  # by a person
+    with model.lock("test"):
+        pass
+    assert list(model.path.iterdir()) == []
+    publish(model, CONTENT)
+    with model.lock("test"):
+        pass
+    assert (model.own / "lock").exists()
+
+
+def test_a_lock_that_was_taken_away_while_one_waited_is_none(model):
+    """Two who wait for one that leaves nothing: one after the other, not both at once."""
+    inside, most = [], []
+
+    def work():
+        with model.lock("test", wait=True):
+            inside.append(1)
+            most.append(len(inside))
+            time.sleep(0.02)
+            inside.pop()
+
+    threads = [threading.Thread(target=work) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert most == [1] * 8
+    assert not model.path.exists()

@@ -13,6 +13,7 @@ from aerie.cache.manifest import SEGMENT, File, ManifestError, content_revision,
 DIGESTS = st.binary(min_size=32, max_size=32).map(bytes.hex)
 SIZES = st.integers(min_value=0, max_value=5 * SEGMENT)
 PATHS = st.lists(st.text("abcdefgh", min_size=1, max_size=5), min_size=1, max_size=1).map("/".join)
+SHOWN = st.text(max_size=20).filter(str.isprintable)
 
 
 @st.composite
@@ -27,8 +28,8 @@ MANIFESTS = st.builds(
     st.lists(files(), max_size=5, unique_by=lambda file: file.path).map(
         lambda found: sorted(found, key=lambda x: x.path)
     ),
-    source=st.text(max_size=20),
-    options=st.dictionaries(st.text(max_size=5), st.text(max_size=5), max_size=3),
+    source=SHOWN,
+    options=st.dictionaries(SHOWN, SHOWN, max_size=3),
 )
 
 

@@ -28,7 +28,7 @@ def five(model):
     """Five revisions, the last of which is current."""
     revisions = [FIRST, SECOND, THIRD, FOURTH, "5" * 40]
     for number, revision in enumerate(revisions):
-        path = publish(model, CONTENT | {"more": os.urandom(10000)}, revision)
+        path = publish(model, CONTENT | {"more": os.urandom(10000)}, revision, source="hf:someone/Model")
         os.utime(path / "aerie-manifest.json", (number, number))
     return revisions
 
@@ -48,6 +48,23 @@ def test_current_previous_and_the_newest_further_ones_stay(model, five, run, kee
     assert (told["freed"] > 0) == bool(gone)
     assert (model.current(), model.previous()) == (five[4], five[3])
     assert run("prune", "--keep", keep)[1]["freed"] == 0
+
+
+def test_without_being_told_only_current_and_the_one_before_stay(five, run):
+    assert removed(run("prune", "--dry-run")[1]) == [FIRST, SECOND, THIRD]
+
+
+def test_what_may_be_the_only_copy_stays(model, run):
+    """Adopted from a person's own training, or put there by hand: nothing brings it back."""
+    for revision in (FIRST, SECOND, THIRD, FOURTH):
+        publish(model, CONTENT, revision, source="adopted" if revision == FIRST else "hf:someone/Model")
+    (model.path / SECOND / "aerie-manifest.json").unlink()
+    code, told = run("prune")
+    assert (code, removed(told)) == (0, [])
+    why = {each["path"].rsplit("/", 1)[1]: each["why"] for each in told["items"]}
+    assert "no source of it is known; --adopted removes it" in why[FIRST]
+    assert "whose it is cannot be told" in why[SECOND]
+    assert removed(run("prune", "--adopted")[1]) == [FIRST]
 
 
 def test_what_is_held_stays_and_the_rest_goes(model, five, run):

@@ -4,7 +4,10 @@ import json
 import os
 import re
 import shutil
+import signal
 import struct
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -13,6 +16,7 @@ from cache_store import CONTENT, FIRST, SECOND, publish, write_files
 from aerie import cli
 from aerie.cache.layout import hold
 from aerie.cache.manifest import MANIFEST
+from aerie.cache.sources.source import Listing, Offer
 
 
 def safetensors(tensors):
@@ -296,3 +300,65 @@ def test_a_revision_can_be_named_in_short(model, store, run_json):
     assert run_json("Model@1111111")[1]["revision"] == FIRST
     assert run_json("Model@previous")[1]["revision"] == FIRST
     assert run_json("Model")[1]["revision"] == SECOND
+
+
+@pytest.mark.parametrize("spoil", [lambda path: (path / SHARD).unlink(), lambda path: damage(path, SHARD, flip)])
+def test_what_another_revision_has_is_taken_from_there(model, run_json, spoil):
+    """Adopted, so that there is no source; and the one of three that has the file whole is the last."""
+    first, second, third = (publish(model, MODEL, each, switch=False) for each in (FIRST, SECOND, "3" * 40))
+    damage(third, SHARD, flip)
+    spoil(second)
+    code, report = run_json(f"Model@{SECOND}", "--repair")
+    assert (code, report["error"]) == (0, None)
+    assert f"{SHARD} taken from {first / SHARD}" in report["notes"]
+    assert (second / SHARD).read_bytes() == MODEL[SHARD]
+    assert (third / SHARD).read_bytes() == flip(bytearray(MODEL[SHARD]))
+
+
+def test_what_was_put_aside_before_is_not_written_over(model, copy_of, run_json, monkeypatch):
+    path = publish(model, MODEL, source=str(copy_of))
+    monkeypatch.setattr("aerie.cache.repair.time.strftime", lambda text, _: text)
+    for content in (b"first", b"second"):
+        write_files(path, {"notes.txt": content})
+        assert run_json("--repair")[0] == 0
+    assert {each.read_bytes() for each in (model.own / "aside").rglob("notes.txt")} == {b"first", b"second"}
+
+
+def test_a_repair_that_is_ended_fetches_no_more(model, store, small_segments, monkeypatch):
+    """Ctrl-C while segments come slowly: not one piece more of each, let alone all of them."""
+    path = publish(model, MODEL, source="slow")
+    damage(path, SHARD, zeros)
+    ended, came = threading.Event(), []
+
+    class Slow:
+        description = "slow"
+
+        def list(self):
+            return Listing(tuple(Offer(name, len(data)) for name, data in MODEL.items()), None)
+
+        def read(self, offer, start, end):
+            for at in range(start, end):
+                came.append(at)
+                if len(came) == 20:
+                    ended.set()
+                    os.kill(os.getpid(), signal.SIGINT)
+                time.sleep(0.01)
+                yield MODEL[offer.path][at : at + 1]
+
+        def close(self):
+            pass
+
+    monkeypatch.setattr("aerie.cache.refetch.open_source", lambda *_, **__: Slow())
+    began = time.monotonic()
+    assert run("verify", "--models-dir", store.root, "--repair") == 130
+    assert time.monotonic() - began < 5
+    assert ended.is_set()
+
+
+def test_an_extra_files_name_comes_to_no_terminal(model, store, capsys):
+    path = publish(model, MODEL)
+    (path / os.fsdecode(b"odd\x1b[2J\xff")).write_bytes(b"")
+    assert run("verify", "--models-dir", store.root) == 1
+    shown = capsys.readouterr().out
+    assert "odd\\x1b[2J\\udcff" in shown
+    assert "\x1b" not in shown

@@ -8,14 +8,17 @@ import stat
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from aerie.cache.inside import open_patiently
 from aerie.cache.manifest import MANIFEST
 from aerie.cache.names import NameRefusedError, check_revision
 from aerie.cache.sources.published import LARGEST_MANIFEST, is_models, published
 from aerie.cache.sources.source import Listing, Offer, SourceError, TryAgainError
 
 _PIECE = 2**20
-_LATER = {errno.ESTALE, errno.EIO, errno.ETIMEDOUT, errno.EREMOTEIO, errno.EHOSTDOWN, errno.EHOSTUNREACH}
-"""What a file server that is away for a while gives."""
+_LATER = {
+    errno.ESTALE, errno.EIO, errno.ETIMEDOUT, errno.EREMOTEIO, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.EAGAIN,
+}  # fmt: skip
+"""What a file server that is away for a while gives, and a file on which somebody has a lease."""
 _SPECIAL = {stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket", stat.S_IFBLK: "a device", stat.S_IFCHR: "a device"}
 
 
@@ -57,7 +60,7 @@ class DirectorySource:
         path = self._files[offer.path]
         with self._words(path):
             # A pipe that took the file's place would let the opening wait for ever.
-            file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+            file = open_patiently(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
         try:
             self._unchanged(file, path, offer)
             at = start

@@ -29,7 +29,8 @@ class SourceTextError(SourceError):
     """A SOURCE that names no place; the message says why and which forms there are. A mistake of usage, exit code 2."""
 
     def __init__(self, text: str, why: str) -> None:
-        super().__init__(f"{text!r}: {why}; {FORMS}")
+        super().__init__("")
+        self.args = (f"{text!r}: {why}; {FORMS}",)  # several lines, all of our own
 
 
 @dataclass(frozen=True, slots=True)

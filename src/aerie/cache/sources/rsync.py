@@ -20,6 +20,7 @@ from aerie.cache.manifest import MANIFEST
 from aerie.cache.sources.opening import Peer
 from aerie.cache.sources.published import LARGEST_MANIFEST, NOT_THE_MODELS, published, within
 from aerie.cache.sources.source import Listing, Offer, SourceError, TryAgainError
+from aerie.cache.words import quoted
 
 _PIECE = 2**20
 _TIMEOUT = 60  # seconds in which nothing comes
@@ -29,7 +30,6 @@ _ABANDONED = 10  # seconds after which what nobody holds is removed
 _MOST_FILES = 100_000
 _SMALLEST_LIMIT = 2**20  # bytes of a file that what rsync starts may write
 _WINDOW = 2**20  # bytes under way, which are lost where a part of a file was asked for and has come
-_QUOTED = 300  # characters of what rsync and ssh say
 _LISTED = re.compile(rb"(.)\S{9,10} +([0-9]+) ([0-9]{4}/[0-9]{2}/[0-9]{2}) ([0-9:]{8}) (.*)")
 _ESCAPED = re.compile(rb"\\#([0-7]{3})")
 _FOLLOWED = re.compile(r"rsync: (connection unexpectedly closed|\[\w+\] write error: Broken pipe)|rsync warning: ")
@@ -271,7 +271,7 @@ class RsyncSource:
                 if number > _MOST_FILES:
                     raise SourceError(f"{self.description} has over {_MOST_FILES} files: is the path right?")
                 if not (found := _LISTED.fullmatch(line.rstrip(b"\n"))):
-                    raise SourceError(f"{self.description}: rsync lists {_shown(line.decode(errors='replace'))!r}")
+                    raise SourceError(f"{self.description}: rsync lists {quoted(line.decode(errors='replace'))!r}")
                 kind, size, day, hour, name = found.groups()
                 # Control characters, and what is no UTF-8, come as \#ooo.
                 name = _ESCAPED.sub(lambda escaped: bytes([int(escaped[1], 8)]), name)
@@ -314,20 +314,20 @@ class RsyncSource:
 
     def _failure(self, code: int, said: str, name: str) -> SourceError | TryAgainError:
         where = f"{self.description}/{name}".rstrip("/")
-        quoted = _quoted(said)
+        words = _said(said)
         for reason in _REASONS:
             if reason.said.search(said):
-                words = f"{where}: {self._named['host']} {reason.words.format(**self._named)} ({quoted})"
-                return TryAgainError(words) if reason.later else SourceError(words)
+                message = f"{where}: {self._named['host']} {reason.words.format(**self._named)} ({words})"
+                return TryAgainError(message) if reason.later else SourceError(message)
         if code == _NO_SUCH_COMMAND:
-            return SourceError(f"{where}: {self._named['host']} has no rsync: install it there ({quoted})")
+            return SourceError(f"{where}: {self._named['host']} has no rsync: install it there ({words})")
         if code in _CODES_TO_TRY_AGAIN or code < 0:
-            return TryAgainError(f"{where}: the connection to {self._named['host']} broke ({quoted or f'code {code}'})")
+            return TryAgainError(f"{where}: the connection to {self._named['host']} broke ({words or f'code {code}'})")
         if code == 0:
             return SourceError(
                 f"{where} is shorter than it was when it was listed: let what writes it end, then run this again"
             )
-        return SourceError(f"{where}: rsync ended with code {code} ({quoted})")
+        return SourceError(f"{where}: rsync ended with code {code} ({words})")
 
 
 def _ssh() -> Sequence[str]:
@@ -370,14 +370,9 @@ def _version(said: str) -> str:
     return " ".join(said.replace(",", "").split())
 
 
-def _quoted(said: str) -> str:
+def _said(said: str) -> str:
     """Return what was said, without rsync's words about what followed from it."""
     lines = [line.strip() for line in said.splitlines()]
     lines = [line for line in lines if line and not line.startswith(("@@@", "@ WARNING", "rsync error: "))]
     first = [line for line in lines if not _FOLLOWED.match(line)]
-    return _shown("; ".join(first or lines))
-
-
-def _shown(what: str) -> str:
-    text = " ".join("".join(each if each.isprintable() else " " for each in what).split())
-    return text if len(text) <= _QUOTED else text[:_QUOTED] + "..."
+    return quoted("; ".join(first or lines))

@@ -11,6 +11,7 @@ from typing import Any
 from aerie.cache.manifest import MANIFEST
 from aerie.cache.sources.published import LARGEST_MANIFEST, is_models, published, within
 from aerie.cache.sources.source import Listing, Offer, SourceError, TryAgainError
+from aerie.cache.words import quoted
 
 try:
     import boto3
@@ -29,7 +30,6 @@ _READ_TIMEOUT = 60  # seconds in which nothing comes
 _CONNECTIONS = 64
 _HEADS_AT_ONCE = 8
 _SHA256_BYTES = 32
-_QUOTED = 300  # characters of what a store says
 _ARCHIVED = {"GLACIER", "DEEP_ARCHIVE"}
 _LATER = {
     "SlowDown", "Throttling", "ThrottlingException", "TooManyRequests", "TooManyRequestsException",
@@ -235,23 +235,23 @@ class S3Source:
         except exceptions.SSLError as error:
             # A bundle that is not there is one, too; a handshake that was cut is none.
             if not any(each in str(error).upper() for each in ("CERTIFICATE", "NO SUCH FILE")):
-                raise TryAgainError(f"{where}: {_shown(error)}") from None
+                raise TryAgainError(f"{where}: {quoted(error)}") from None
             raise SourceError(
-                f"{where}: {_shown(error)}; where the store or a proxy has a certificate of your own authority, name "
+                f"{where}: {quoted(error)}; where the store or a proxy has a certificate of your own authority, name "
                 "its file in SSL_CERT_FILE or AWS_CA_BUNDLE"
             ) from None
         except ResponseParserError as error:
-            raise SourceError(f"{where}: what answers is not S3 ({_shown(error)}): is the endpoint right?") from None
+            raise SourceError(f"{where}: what answers is not S3 ({quoted(error)}): is the endpoint right?") from None
         except (
             exceptions.HTTPClientError,
             exceptions.ConnectionError,
             exceptions.IncompleteReadError,
             OSError,
         ) as error:
-            raise TryAgainError(f"{where}: {_shown(error)}") from None
+            raise TryAgainError(f"{where}: {quoted(error)}") from None
         except (exceptions.BotoCoreError, ValueError) as error:
             # Credentials that are half there, a profile that is not, an endpoint that is no address.
-            raise SourceError(f"{where}: {_shown(error)}") from None
+            raise SourceError(f"{where}: {quoted(error)}") from None
         except RecursionError:
             # botocore follows a bucket from region to region, and asks in the wrong one where that is.
             raise SourceError(f"{where} {_ELSEWHERE}") from None
@@ -260,7 +260,7 @@ class S3Source:
         answer = error.response
         code = str(answer.get("Error", {}).get("Code", ""))
         status = int(answer.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
-        said = _shown(f"{code}: {answer.get('Error', {}).get('Message', '')}")
+        said = quoted(f"{code}: {answer.get('Error', {}).get('Message', '')}")
         if code == "NotImplemented" or status == HTTPStatus.METHOD_NOT_ALLOWED:
             return SourceError(f"{where}: what answers is not S3 ({said}): is the endpoint right?")
         if code in _LATER or status >= HTTPStatus.INTERNAL_SERVER_ERROR or status == HTTPStatus.TOO_MANY_REQUESTS:
@@ -276,11 +276,6 @@ class S3Source:
         if status == HTTPStatus.FORBIDDEN and self._anonymous:
             return f"is not public, and no credentials were found: {_GIVE_CREDENTIALS}"
         return _REASONS_BY_STATUS.get(status, "is refused")
-
-
-def _shown(what: object) -> str:
-    text = " ".join("".join(each if each.isprintable() else " " for each in str(what)).split()).strip(" :")
-    return text if len(text) <= _QUOTED else text[:_QUOTED] + "..."
 
 
 def _retry_after(answer: dict[str, Any]) -> float | None:

@@ -4,16 +4,21 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
+from aerie.cache.words import printable
+
 
 class SourceError(Exception):
     """A source that will not give what is asked for, however often; the message says what to do."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(printable(message))  # it may repeat what a server has said
 
 
 class TryAgainError(Exception):
     """What may work later: a connection cut, 429, 5xx, a time-out."""
 
     def __init__(self, message: str, after: float | None = None) -> None:
-        super().__init__(message)
+        super().__init__(printable(message))
         self.after = after
         """Seconds to wait before the next attempt, where the source says so (Retry-After)."""
 
@@ -68,3 +73,11 @@ class Source(Protocol):
     def close(self) -> None:
         """Give up connections."""
         ...
+
+
+def read(source: Source, offer: Offer, start: int, end: int) -> Iterator[bytes]:
+    """Yield a file's bytes [start, end) as `source.read` does; what it did not foresee is told as the source's."""
+    try:
+        yield from source.read(offer, start, end)
+    except OSError as error:
+        raise TryAgainError(f"{source.description}/{offer.path}: {error.strerror or error}") from error

@@ -1,7 +1,9 @@
 import errno
 import fcntl
 import os
+import signal
 import socket
+import threading
 
 import pytest
 from sources_models import REVISION, SHARD
@@ -240,3 +242,31 @@ def test_a_revision_that_is_read_is_held(model, publish, open_directory):
         fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
     finally:
         os.close(other)
+
+
+def test_a_lease_that_somebody_has_for_a_moment_is_waited_for(model, open_directory):
+    """`aerie model list` and `prune` look so whether a file is in use."""
+    source = open_directory(model)
+    offer = offers(source)["config.json"]
+    holder = os.open(model / "config.json", os.O_RDONLY)
+    fcntl.fcntl(holder, fcntl.F_SETSIG, signal.SIGURG)
+    fcntl.fcntl(holder, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+    try:
+        threading.Timer(0.05, lambda: fcntl.fcntl(holder, fcntl.F_SETLEASE, fcntl.F_UNLCK)).start()
+        assert b"".join(source.read(offer, 0, offer.size)) == (model / "config.json").read_bytes()
+    finally:
+        os.close(holder)
+
+
+def test_a_lease_that_stays_is_tried_again_later(model, open_directory, monkeypatch):
+    monkeypatch.setattr("aerie.cache.inside._LEASED", 2)
+    source = open_directory(model)
+    offer = offers(source)["config.json"]
+    holder = os.open(model / "config.json", os.O_RDONLY)
+    fcntl.fcntl(holder, fcntl.F_SETSIG, signal.SIGURG)
+    fcntl.fcntl(holder, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+    try:
+        with pytest.raises(TryAgainError):
+            list(source.read(offer, 0, offer.size))
+    finally:
+        os.close(holder)
