@@ -9,7 +9,8 @@ from __future__ import annotations
 import copy
 import json
 import os
-from typing import TYPE_CHECKING, NamedTuple
+from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -17,31 +18,10 @@ from aerie.checkpoint.config import read_target
 from aerie.checkpoint.layout import Expected, target_layout
 from aerie.checkpoint.tiny import configs, tokenizer
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
 _SHARD = 2_000_000_000
 _BLOCK = 64 * 2**20  # bytes
 _STEP = 1_048_583 * 2  # bytes from where one tensor begins in the block to where the next does
-_INT4 = {
-    "quant_method": "compressed-tensors",
-    "format": "pack-quantized",
-    "quantization_status": "compressed",
-    "kv_cache_scheme": None,
-    "ignore": ["lm_head", "re:.*self_attn.*", "re:.*shared_experts.*", "re:.*mlp\\.(gate|up|gate_up|down)_proj.*",
-               "re:.*vision_tower.*", "re:.*mm_projector.*"],
-    "config_groups": {
-        "group_0": {
-            "targets": ["Linear"],
-            "input_activations": None,
-            "output_activations": None,
-            "weights": {
-                "num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": 32,
-                "dynamic": False, "actorder": None, "observer": "minmax", "observer_kwargs": {}, "block_structure": None,
-            },
-        }
-    },
-}  # fmt: skip
+_PUBLISHED = Path(__file__).resolve().parents[2] / "models/moonshotai--Kimi-K2.5/config.json"
 
 
 class Widths(NamedTuple):
@@ -110,7 +90,8 @@ def _layout(directory: Path, size: int, widths: Widths, *, int4: bool) -> dict[s
     }
     config["vision_config"]["text_hidden_size"] = widths.hidden
     if int4:
-        text["quantization_config"] = _INT4
+        published = json.loads(_PUBLISHED.read_text())
+        text["quantization_config"] = published["text_config"]["quantization_config"]
 
     def with_experts(count: int) -> dict[str, Expected]:
         text["n_routed_experts"] = count

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 _PR_SET_PDEATHSIG = 1
-_LIMIT = 400.0  # seconds of one load
+_LIMIT = 180.0  # seconds of one load
 
 
 def free_port() -> int:
@@ -45,26 +45,36 @@ def preload() -> None:
     import vllm.model_executor.models.kimi_k25  # noqa: F401
 
 
-def load(checkpoint: Path, options: dict[str, Any], ranks: int, log: Path) -> list[dict[str, Any]]:
-    """Load in as many forked children as there are ranks, and return what each measured, or its error."""
+def load(
+    checkpoint: Path, options: dict[str, Any], ranks: int, log: Path, *, anew: bool = False
+) -> list[dict[str, Any]]:
+    """Load in as many children as there are ranks, and return what each measured, or its error.
+
+    They are forked, unless they are to start and import vLLM `anew`.
+    """
     port = free_port()
-    children: dict[int, int] = {}
-    results = [log.with_name(f"{log.name}.{rank}.json") for rank in range(ranks)]
+    children: set[int] = set()
+    results = [log.with_name(f".{log.name}.{rank}.json") for rank in range(ranks)]
     for path in results:
         path.unlink(missing_ok=True)
     try:
         for rank in range(ranks):
             sys.stdout.flush()
             sys.stderr.flush()
-            if not (pid := os.fork()):
-                _child(checkpoint, options, rank, ranks, port, log, results[rank])
-            children[pid] = rank
+            given = (checkpoint, options, rank, ranks, port, log, results[rank])
+            if anew:
+                words = json.dumps([str(each) if isinstance(each, Path) else each for each in given])
+                children.add(os.posix_spawn(sys.executable, [sys.executable, __file__, words], os.environ))
+            elif pid := os.fork():
+                children.add(pid)
+            else:
+                _child(*given)
         deadline = time.monotonic() + _LIMIT
         while children and time.monotonic() < deadline:
             for pid in list(children):
                 done, _ = os.waitpid(pid, os.WNOHANG)
                 if done:
-                    del children[pid]
+                    children.remove(pid)
             time.sleep(0.05)
     finally:
         for pid in children:
@@ -76,7 +86,9 @@ def load(checkpoint: Path, options: dict[str, Any], ranks: int, log: Path) -> li
 
 def _result(path: Path) -> dict[str, Any]:
     try:
-        return dict(json.loads(path.read_text()))
+        found = dict(json.loads(path.read_text()))
+        path.unlink()
+        return found
     except FileNotFoundError:
         return {"error": "ended without a word: killed, out of memory, or too slow"}
 
@@ -200,3 +212,8 @@ def _used() -> dict[str, float]:
         "peak_rss": usage.ru_maxrss * 1024,
         "anonymous": int(status["RssAnon"].split()[0]) * 1024,
     }
+
+
+if __name__ == "__main__":
+    _place, *_given, _log, _written = json.loads(sys.argv[1])
+    _child(Path(_place), *_given, Path(_log), Path(_written))
