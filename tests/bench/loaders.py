@@ -3,8 +3,9 @@
     .venv/bin/python tests/bench/loaders.py [--quick] [--data DIR] [--image IMAGE]
 
 Needs Docker, the image of `./run build`, 24 GiB of memory and 30 GB of disk (3 GB for a trial: --quick), and a machine
-on which nothing else runs. It may be stopped and started again: what was measured is kept. Checkpoints are written where
-they are missing, into a directory that stays; remove it afterwards. Results are JSON; draw them with tests/bench/plot_loaders.py.
+on which nothing else runs. It may be stopped and started again: what was measured is kept. Checkpoints are written
+where they are missing, into a directory that stays; remove it afterwards. Results are JSON, which
+tests/bench/plot_loaders.py draws.
 """
 
 from __future__ import annotations
@@ -40,8 +41,9 @@ def main() -> int:
     head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=REPOSITORY, capture_output=True, text=True, check=False)
     # root, since the results are to belong to whoever runs this; nothing listens, and no network is there.
     command = [
-        "docker", "run", "--rm", "--init", "--name", name, "--network", "none", "--user", "0:0", "--no-healthcheck",
-        "--shm-size", "1g", "--oom-score-adj", "1000", "--volume", f"{REPOSITORY}:/aerie:ro", "--volume", f"{data}:/weights",
+        "docker", "run", "--rm", "--init", "--name", name, "--network", "none", "--user", "0:0",
+        "--no-healthcheck", "--shm-size", "1g", "--oom-score-adj", "1000",
+        "--volume", f"{REPOSITORY}:/aerie:ro", "--volume", f"{data}:/weights",
         "--volume", f"{out.parent}:/results", "--env", "PYTHONUNBUFFERED=1", "--env", "PYTHONDONTWRITEBYTECODE=1",
         *(word for pair in ENVIRONMENT.items() for word in ("--env", "=".join(pair))),
         "--entrypoint", "python3", arguments.image, "/aerie/tests/bench/weights/measure.py", "--plan", plan,

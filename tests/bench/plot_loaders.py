@@ -6,6 +6,7 @@ A loader's rate is the checkpoint's bytes over the seconds that its slowest rank
 the model's parameters (vLLM's "Loading weights took"); what is read ahead before that is added.
 """
 
+# ruff: noqa: E501 - rows of tables
 from __future__ import annotations
 
 import argparse
@@ -92,8 +93,7 @@ def table(content: dict[str, Any]) -> str:
     found = rows(content["runs"])
     disks, defaults = disk_rates(found), default_rates(found)
     lines = [
-        "| checkpoint | ranks | page cache | loader | GB/s, median | slowest to fastest | of the disk | of the default | seconds | "
-        "until loaded, s | read, times its size | a rank's peak RSS, GB | GPU peak, GB |",
+        "| checkpoint | ranks | page cache | loader | GB/s, median | slowest to fastest | of the disk | of the default | seconds | until loaded, s | read, times its size | a rank's peak RSS, GB | GPU peak, GB |",
         "|---|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for row in found:
@@ -105,14 +105,15 @@ def table(content: dict[str, Any]) -> str:
         of_default = f"{row.rate / default:.2f}" if default and row.loader != DISK else ""
         is_disk = row.loader == DISK
         lines.append(
-            f"| {row.set} | {row.ranks or ''} | {row.state}{" (not proven)" * row.unproven} | {row.loader} | {row.rate:.2f} | {row.spread} | {of_disk} | {of_default} | "
+            f"| {row.set} | {row.ranks or ''} | {row.state}{' (not proven)' * row.unproven} | {row.loader} | {row.rate:.2f} | {row.spread} | {of_disk} | {of_default} | "
             f"{statistics.median(row.seconds):.1f} | {'' if is_disk else f'{statistics.median(row.whole):.1f}'} | "
             f"{'' if is_disk else f'{row.read:.2f}'} | {'' if is_disk else f'{row.memory / 1e9:.1f}'} | "
             f"{f'{row.gpu / 1e9:.1f}' if row.gpu else ''} |"
         )
     about = content["about"]
-    machine = f"{about['cpu']}, {about['memory']} GiB, {', '.join(about['gpus']) or 'no GPU'}; Linux {about['kernel']}; " + ", ".join(
-        f"{name} {version}" for name, version in about["versions"].items()
+    machine = (
+        f"{about['cpu']}, {about['memory']} GiB, {', '.join(about['gpus']) or 'no GPU'}; Linux {about['kernel']}; "
+        + ", ".join(f"{name} {version}" for name, version in about["versions"].items())
     )
     sets = "; ".join(
         f"{name}: {one['bytes'] / 1e9:.1f} GB, {one['tensors']:,} tensors, {one['shards']} shards"
@@ -123,10 +124,10 @@ def table(content: dict[str, Any]) -> str:
 
 def draw(content: dict[str, Any], svg: Path) -> None:
     """Draw a panel for each set and number of ranks: rates by loader, cold and warm, with the disk's as a line."""
-    import matplotlib  # noqa: PLC0415 - not needed for the table
+    import matplotlib as mpl  # noqa: PLC0415 - not needed for the table
 
-    matplotlib.use("svg")
-    matplotlib.rcParams["svg.hashsalt"] = "loaders"
+    mpl.use("svg")
+    mpl.rcParams["svg.hashsalt"] = "loaders"
     import matplotlib.pyplot as plt  # noqa: PLC0415
 
     found = rows(content["runs"])
@@ -149,7 +150,9 @@ def draw(content: dict[str, Any], svg: Path) -> None:
             axes.axvline(disks[checkpoint], color="black", linestyle="--", linewidth=1, label="disk, O_DIRECT")
         axes.set_yticks(range(len(loaders)), loaders)
         axes.set_xlabel("GB/s into the model's parameters")
-        axes.set_title(f"{content['sets'][checkpoint]['bytes'] / 1e9:.0f} GB, {'INT4' if content['sets'][checkpoint]['int4'] else 'BF16'}, TP{ranks}")
+        axes.set_title(
+            f"{content['sets'][checkpoint]['bytes'] / 1e9:.0f} GB, {'INT4' if content['sets'][checkpoint]['int4'] else 'BF16'}, TP{ranks}"
+        )
         axes.legend(fontsize="small")
     figure.tight_layout()
     figure.savefig(svg, metadata={"Date": None})

@@ -1,4 +1,4 @@
-"""Measures vLLM's loaders of weights on one GPU, from a cold and from a warm page cache: two calls of under ten minutes.
+"""Measures vLLM's loaders of weights on one GPU, from a cold and from a warm page cache: two calls of ten minutes.
 
     python tests/gpu/loading.py --out results                    # BF16, 20 GB
     python tests/gpu/loading.py --out results --plan gpu-int4    # INT4, 10 GB, and sharded state
@@ -6,8 +6,8 @@
         aerie:cpu /aerie/tests/gpu/loading.py --cpu --out /results    # the whole program, with a small checkpoint
 
 Where vLLM 0.32.0's CUDA wheel is installed, with fastsafetensors, instanttensor and runai-model-streamer; a loader that
-is missing fails alone. Needs 30 GB of disk below --data, 52 GB for the second, which takes up what the first has written
-there. Results are written after each run, and what is in them is not measured again;
+is missing fails alone. Needs 22 GB of disk below --data, 52 GB for the second, which takes up what the first wrote
+there; on overlayfs it works, too. Results are written after each run, and what is in them is not measured again;
 `tests/bench/plot_loaders.py` draws them. The same program as tests/bench/loaders.py's, tests/bench/weights/measure.py.
 """
 
@@ -30,7 +30,9 @@ def main() -> int:
     parser.add_argument("--out", type=Path, required=True, help="directory of the results")
     parser.add_argument("--plan", choices=("gpu", "gpu-int4"), default="gpu", help="(default: %(default)s)")
     parser.add_argument("--cpu", action="store_true", help="a trial without a GPU")
-    parser.add_argument("--data", type=Path, default=Path(tempfile.gettempdir(), "aerie-loading"), help="(default: %(default)s)")
+    parser.add_argument(
+        "--data", type=Path, default=Path(tempfile.gettempdir(), "aerie-loading"), help="(default: %(default)s)"
+    )
     parser.add_argument("--seconds", type=float, default=540, help="begin no run after so many (default: %(default)s)")
     parser.add_argument("--commit", default="", help="to be written down")
     arguments, others = parser.parse_known_args()

@@ -145,7 +145,7 @@ def _pieces(name: str, expected: Expected, tensors: dict[str, Expected], block: 
         rows, words = tensors[name.replace("weight_shape", "weight_packed")].shape
         yield np.array([rows, words * 8], dtype=np.int32).tobytes()
         return
-    if name.endswith(".bias") or name.endswith("e_score_correction_bias"):
+    if name.endswith((".bias", "e_score_correction_bias")):
         yield bytes(expected.size)
         return
     left = expected.size

@@ -4,7 +4,8 @@
 
 `tests/bench/loaders.py` runs it in the CPU image, `tests/gpu/loading.py` on a GPU. DIR holds the checkpoints, which are
 written where they are missing. What FILE.json has already is not measured again, where its machine is the same one.
-Exit code 0 when all was measured (a loader that fails is a result, too), 1 when the time was up before, 130 after Ctrl-C.
+Exit code 0 when all was measured (a loader that fails is a result, too), 1 when the time was up before, 130 after
+Ctrl-C.
 """
 
 from __future__ import annotations
@@ -77,7 +78,9 @@ def main() -> int:
     parser.add_argument("--data", type=Path, required=True, help="directory for the checkpoints")
     parser.add_argument("--out", type=Path, required=True, help="JSON file of the results")
     parser.add_argument("--commit", default="", help="to be written down")
-    parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no run after so many (default: none)")
+    parser.add_argument(
+        "--seconds", type=float, default=float("inf"), help="begin no run after so many (default: none)"
+    )
     parser.add_argument("--only", nargs="*", help="these loaders alone")
     parser.add_argument("--write-only", action="store_true", help="write the checkpoints and measure nothing")
     arguments = parser.parse_args()
@@ -113,14 +116,20 @@ def _measure_all(arguments: argparse.Namespace) -> int:
         started = time.monotonic()
         result = _measured(run, arguments.data, log)
         measurements.add(result)
-        told = result.get("error") or result.get("unproven") or f"{result['seconds']:.2f} s, {result['bytes'] / result['seconds'] / 1e9:.2f} GB/s"
+        told = (
+            result.get("error")
+            or result.get("unproven")
+            or f"{result['seconds']:.2f} s, {result['bytes'] / result['seconds'] / 1e9:.2f} GB/s"
+        )
         print(f"{number}/{len(runs)} {run.key}: {told} ({time.monotonic() - started:.0f} s in all)", flush=True)
     return 0
 
 
 def about(commit: str) -> dict[str, Any]:
     """Say what this machine is, and what runs on it."""
-    cpus = [line.split(":", 1)[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line]
+    cpus = [
+        line.split(":", 1)[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line
+    ]
     memory = int(Path("/proc/meminfo").read_text().split()[1]) * 1024
     versions = {}
     for package in PACKAGES:
@@ -153,7 +162,12 @@ def _written(wanted: plan.Set, data: Path) -> dict[str, Any]:
     seconds = time.monotonic() - began
     print(f"{wanted.name}: {size / 1e9:.2f} GB are there after {seconds:.1f} s", flush=True)
     finished = json.loads((data / wanted.name / "finished.json").read_text())
-    return {"bytes": size, "tensors": finished["tensors"], "shards": len(_files(data / wanted.name)), "int4": wanted.int4}
+    return {
+        "bytes": size,
+        "tensors": finished["tensors"],
+        "shards": len(_files(data / wanted.name)),
+        "int4": wanted.int4,
+    }
 
 
 def _files(directory: Path) -> list[Path]:
@@ -172,7 +186,9 @@ def _measured(run: plan.Run, data: Path, log: Path) -> dict[str, Any]:
         return kept | {"error": f"{error.filename}: {error.strerror}"}
 
 
-def _figures(run: plan.Run, directory: Path, data: Path, log: Path) -> dict[str, Any]:
+def _figures(  # noqa: C901 - one step after the other
+    run: plan.Run, directory: Path, data: Path, log: Path
+) -> dict[str, Any]:
     options = dict(plan.LOADERS.get(run.loader, {}))
     if run.loader == plan.SAVED:
         place = data / f"{run.set.name}-saved-tp{run.ranks}"

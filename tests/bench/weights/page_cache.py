@@ -59,6 +59,7 @@ def evict(files: Sequence[Path]) -> int:
 
 def fill(files: Sequence[Path]) -> int:
     """Read the files, which puts them into the page cache, and return how many bytes of them are in it then."""
+
     def read(some: Sequence[Path]) -> None:
         for path in some:
             with path.open("rb", buffering=0) as file:

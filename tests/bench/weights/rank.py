@@ -4,6 +4,7 @@ It is what each worker of `vllm serve` does until its weights are in; no KV cach
 longer than loading some of these checkpoints, is left out of every figure that way.
 """
 
+# ruff: noqa: PLC0415 - what takes seconds to import is imported where it is needed
 from __future__ import annotations
 
 import contextlib
@@ -38,8 +39,8 @@ def preload() -> None:
     if current_platform.is_cpu():
         import vllm.v1.worker.cpu_worker
     else:
-        import vllm.v1.worker.gpu_worker
         import vllm.v1.worker.gpu.model_runner
+        import vllm.v1.worker.gpu_worker
     import vllm.engine.arg_utils
     import vllm.model_executor.model_loader
     import vllm.model_executor.models.kimi_k25  # noqa: F401
@@ -88,9 +89,9 @@ def _result(path: Path) -> dict[str, Any]:
     try:
         found = dict(json.loads(path.read_text()))
         path.unlink()
-        return found
     except FileNotFoundError:
         return {"error": "ended without a word: killed, out of memory, or too slow"}
+    return found
 
 
 def _child(
