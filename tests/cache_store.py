@@ -38,7 +38,9 @@ def publish(model, content, revision=FIRST, *, switch=True, **changed):
         staging = model.staging(revision)
         write_files(staging / "files", content)
         manifest = make_manifest(described(staging / "files"), revision, model.name, **changed)
-        return model.publish(staging / "files", manifest, switch=switch)
+        path = model.publish(staging / "files", manifest, switch=switch)
+        staging.rmdir()
+        return path
 
 
 CONTENT = {

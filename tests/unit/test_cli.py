@@ -12,9 +12,12 @@ import aerie
 from aerie import cli
 
 COMMANDS = ["serve", "retry", "wait", "probe", "status", "ask", "diagnose", "fabric", "model", "patches"]
+MODEL = ["fetch", "adopt", "verify", "list", "rollback", "prune", "warm", "tiny"]
 
 
-@pytest.mark.parametrize("command", [[], *([command] for command in COMMANDS), ["model", "tiny"], ["fabric", "numa"]])
+@pytest.mark.parametrize(
+    "command", [[], *([command] for command in COMMANDS), *(["model", each] for each in MODEL), ["fabric", "numa"]]
+)
 def test_every_command_explains_itself(command, capsys):
     with pytest.raises(SystemExit) as ended:
         cli.main([*command, "--help"])
@@ -25,7 +28,9 @@ def test_every_command_explains_itself(command, capsys):
         assert all(re.search(rf"^    {name} ", shown, re.MULTILINE) for name in COMMANDS)
 
 
-@pytest.mark.parametrize("name", [*(name for name in COMMANDS if name != "model"), "model tiny", "fabric numa"])
+@pytest.mark.parametrize(
+    "name", [*(name for name in COMMANDS if name != "model"), *(f"model {each}" for each in MODEL), "fabric numa"]
+)
 def test_every_command_says_what_it_does_what_it_takes_and_how_it_ends(name):
     command = cli._parser()
     for word in name.split():

@@ -24,17 +24,8 @@ _SOURCE = (
 
 def add_commands(commands: Any) -> None:
     """Add all commands to the subparsers of `aerie model`."""
-    for name, add in {
-        "fetch": _add_fetch,
-        "adopt": _add_adopt,
-        "verify": _add_verify,
-        "listing": _add_list,
-        "rollback": _add_rollback,
-        "prune": _add_prune,
-        "warm": _add_warm,
-    }.items():
-        if Path(__file__).with_name(f"{name}.py").exists():
-            add(commands)
+    for add in (_add_fetch, _add_adopt, _add_verify, _add_list, _add_rollback, _add_prune, _add_warm, _add_loader):
+        add(commands)
 
 
 def _run(name: str) -> Callable[[argparse.Namespace], int]:
@@ -260,6 +251,31 @@ def _add_warm(commands: Any) -> None:
     )
     warm.add_argument("directories", nargs="+", type=Path, metavar="DIR", help="with weights, in order of importance")
     _add_json(warm)
+
+
+def _add_loader(commands: Any) -> None:
+    loader = _add(
+        commands,
+        "loader",
+        "loader",
+        help="say which of vLLM's loaders reads a model best on this host, and why",
+        description="Looks at the model's files, memory, file system and GPUs as they are seen here, and at which "
+        "loaders this image has. Role vllm writes what it says into serve.yaml.",
+        epilog="Exit codes: 0 said, 1 not, 2 wrong usage.",
+    )
+    loader.add_argument(
+        "--config",
+        default="/etc/aerie/serve.yaml",
+        metavar="FILE",
+        help="the engine's configuration, - for standard input (default: %(default)s)",
+    )
+    loader.add_argument(
+        "--loader",
+        choices=("auto", "default", "fastsafetensors", "instanttensor", "runai_streamer"),
+        default="auto",
+        help="the one to use (default: %(default)s)",
+    )
+    _add_json(loader)
 
 
 def count(text: str) -> int:

@@ -37,8 +37,10 @@ _SYNC_BYTES = 256 * 2**20
 _SYNC_SECONDS = 5.0
 _MOST_DIRTY = 2**30
 """Bytes that may be unsynchronised; then it is the disk's turn."""
-_HASHERS = 4
+_HASHERS = 16
+"""Files that are hashed at once, at most."""
 _JOIN_SECONDS = 3.0
+_BURST = 0.1  # seconds in which less came may be made up for
 _FICLONE = 0x40049409  # linux/fs.h
 _CLONE_REFUSED = {errno.EOPNOTSUPP, errno.ENOTTY, errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EPERM, errno.EBADF}
 
@@ -97,7 +99,7 @@ class Pace:
             return
         with self._lock:
             now = time.monotonic()
-            self._due = max(self._due, now) + count / self._limit
+            self._due = max(self._due, now - _BURST) + count / self._limit
             due = self._due
         self._stop.wait(max(0.0, due - now))
 
@@ -233,12 +235,12 @@ class Download:
         file = _Fetched(number, offer, set())
         if status is not None:
             foreign = status.st_nlink > 1 and written < offer.size  # a link: never written to
-            if status.st_size != offer.size or foreign or not written:
+            if status.st_size != offer.size or foreign or (offer.size and not written):
                 self._remove(offer.path)
                 status = None
             else:
                 file.result = self._ledger.verified(number, status)
-        if status is None and (written or not offer.size):
+        if status is None and written:
             self._ledger.forget(number)
         if status is None:
             self._take_from_donor(file)

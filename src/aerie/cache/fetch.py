@@ -78,6 +78,19 @@ class Result:
     """Whether `current` is this revision."""
 
 
+class _Kept:
+    """What a run that fails leaves for the next one, in words."""
+
+    def __init__(self) -> None:
+        self.counts: Counts | None = None
+
+    def __str__(self) -> str:
+        if self.counts is None or not self.counts.here:
+            return ""
+        here, total = amount(self.counts.here), amount(self.counts.total)
+        return f"; {here} of {total} are kept, and the same command goes on from there"
+
+
 class _FetchError(Exception):
     """It cannot be fetched; the message says why and what to do."""
 
@@ -95,15 +108,15 @@ def fetch(options: Options) -> int:
     aloud = Aloud()
     logger = logging.getLogger("aerie")
     logger.addHandler(aloud)
+    kept = _Kept()
     try:
         with _signals():
-            result = _Fetch(options, aloud).run()
+            result = _Fetch(options, aloud, kept).run()
     except SourceTextError as error:
         return _refuse(options, str(error), _USAGE)
     except (SourceError, StoreError, GaveUpError, DiskError, TryAgainError, ManifestError, _FetchError) as error:
-        return _refuse(options, str(error), _FAILED)
+        return _refuse(options, f"{error}{kept}", _FAILED)
     except _InterruptedError as interruption:
-        kept = "; what was fetched is kept, and the same command goes on from there"
         name = signal.Signals(interruption.number).name
         return _refuse(options, f"ended by {name}{kept}", _INTERRUPTED + interruption.number)
     finally:
@@ -120,7 +133,8 @@ def _refuse(options: Options, message: str, code: int) -> int:
 
 
 def _in_words(result: Result) -> str:
-    what = f"{result.name}@{result.revision}: {result.files} files, {amount(result.bytes)}"
+    named = f"{result.name}@{result.revision}" if result.revision else result.name
+    what = f"{named}: {result.files} files, {amount(result.bytes)}"
     if result.state == "not fetched":
         return f"{what}, of which {amount(result.fetched_bytes)} would be fetched"
     where = f"{result.path}{', which is current' if result.current else ''}"
@@ -131,7 +145,8 @@ def _in_words(result: Result) -> str:
 
 
 class _Fetch:
-    def __init__(self, options: Options, aloud: Aloud) -> None:
+    def __init__(self, options: Options, aloud: Aloud, kept: _Kept) -> None:
+        self._kept = kept
         self._options = options
         self._aloud = aloud
         self._began = time.monotonic()
@@ -275,10 +290,17 @@ class _Fetch:
             if self._options.dry_run:
                 return self._result(revision, files, "there already", 0)
             return self._there(revision, files)
-        key = listing.revision or hashlib.sha256(source.description.encode()).hexdigest()[:40]
         if self._options.dry_run:
-            return self._dry(key, offers)
-        return self._download(source, listing.revision, key, offers)
+            return self._dry(listing.revision or "", offers)
+        return self._download(source, listing.revision, self._key(source, listing), offers)
+
+    def _key(self, source: Source, listing: Listing) -> str:
+        """Return what the staging is called: a run for some of the files must not tidy away another one's."""
+        options = self._options
+        if listing.revision is not None and not (options.include or options.exclude):
+            return listing.revision
+        parts = [source.description, listing.revision, list(options.include), list(options.exclude)]
+        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:40]
 
     def _check_same(self, revision: str, files: Sequence[File], offers: Sequence[Offer]) -> None:
         there = {file.path: file for file in files}
@@ -317,9 +339,9 @@ class _Fetch:
             self._model.current() == revision,
         )
 
-    def _dry(self, key: str, offers: tuple[Offer, ...]) -> Result:
+    def _dry(self, revision: str, offers: tuple[Offer, ...]) -> Result:
         # What is half fetched counts as missing, since a dry run touches nothing.
-        return self._result(key, offers, "not fetched", sum(offer.size for offer in offers))
+        return self._result(revision, offers, "not fetched", sum(offer.size for offer in offers))
 
     def _download(self, source: Source, revision: str | None, key: str, offers: tuple[Offer, ...]) -> Result:
         options = self._options
@@ -336,6 +358,7 @@ class _Fetch:
             donors=self._donors(offers),
         )
         counts.there = download.there
+        self._kept.counts = counts
         self._check_space(download.to_fetch)
         display = Display(sys.stderr, f"{self._name}@{(revision or 'new')[:8]}", counts, files=len(offers))
         self._aloud.display = display
@@ -343,10 +366,6 @@ class _Fetch:
             display.say(f"aerie model fetch: {amount(download.there)} of {amount(total)} are there from before")
         try:
             files = download.run(display.tick)
-        except DiskError as error:
-            raise DiskError(
-                f"{error}; what was fetched is kept, and the same command goes on once that is mended"
-            ) from None
         finally:
             display.close()
             self._aloud.display = None
@@ -373,8 +392,7 @@ class _Fetch:
             self._model.publish(staging / "files", manifest, switch=False)
         except OSError as error:
             raise DiskError(
-                f"{self._model.path}: {error.strerror or error}, while all was brought to the disk; it is kept, and "
-                "the same command goes on once that is mended"
+                f"{self._model.path}: {error.strerror or error}, while all was brought to the disk"
             ) from None
 
     def _check_space(self, needed: int) -> None:
@@ -384,7 +402,7 @@ class _Fetch:
             raise _FetchError(
                 f"{self._options.models_dir} has {amount(free)} free, and {amount(needed)} are to come, with "
                 f"{amount(RESERVE)} to spare: free {amount(needed + RESERVE - free)} (`aerie model prune` frees old "
-                "revisions); nothing was fetched"
+                "revisions)"
             )
 
     def _donors(self, offers: Sequence[Offer]) -> dict[str, Path]:

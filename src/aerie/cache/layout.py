@@ -12,6 +12,7 @@ import fcntl
 import os
 import signal
 import stat
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ DIRECTORY_MODE = 0o755
 _OWN = ".aerie"
 _OWN_MODE = 0o700
 _LONGEST_MANIFEST = 256 * 2**20  # bytes; 595 GB take 1.5 MB
+_LOOKS = 5
 _SHORTEST = 7  # digits, as git shortens a commit
 _AT_FDCWD = -100
 _EXCHANGE = 2  # linux/fs.h, RENAME_EXCHANGE
@@ -167,11 +169,9 @@ class Model:
         except OSError as error:
             raise StoreError(f"{path} cannot be opened: {error.strerror}") from None
         try:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-            except BlockingIOError:
-                who = os.pread(descriptor, 200, 0).decode(errors="replace").strip() or "another process"
-                raise BusyError(f"{self.name} is being worked on by {who}: wait for its end, then try again") from None
+            if not _locked(descriptor, wait=wait):
+                who = _who(descriptor)
+                raise BusyError(f"{self.name} is being worked on by {who}: wait for its end, then try again")
             with suppress(OSError):  # a full disk takes no new name; the old one would be wrong
                 os.ftruncate(descriptor, 0)
                 os.pwrite(descriptor, f"`{command}` (process {os.getpid()})\n".encode(), 0)
@@ -180,6 +180,20 @@ class Model:
             with suppress(OSError):
                 os.ftruncate(descriptor, 0)
             os.close(descriptor)
+
+    def busy(self) -> str | None:
+        """Return who works on this model now, None where nobody does, as far as this user may know."""
+        try:
+            descriptor = os.open(self.own / "lock", os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except OSError:
+            return None
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return _who(descriptor)
+        finally:
+            os.close(descriptor)
+        return None
 
     def _make_own(self) -> None:
         for path, mode in ((self.path, DIRECTORY_MODE), (self.own, _OWN_MODE)):
@@ -294,10 +308,10 @@ def hold(path: Path) -> Iterator[None]:
 
 
 def load_manifest(path: Path) -> Manifest:
-    """Return the manifest of the revision at `path`; raises ManifestError, which names the file."""
+    """Return the manifest of the revision at `path`, or that `path` links to; raises ManifestError naming the file."""
     file = path / MANIFEST
     try:
-        with directory(path) as root, os.fdopen(open_inside(root, MANIFEST), "rb") as stream:
+        with directory(path.resolve()) as root, os.fdopen(open_inside(root, MANIFEST), "rb") as stream:
             content = stream.read(_LONGEST_MANIFEST + 1)
     except OSError as error:
         raise ManifestError(f"{file} cannot be read: {error.strerror}") from None
@@ -325,16 +339,14 @@ def settle(path: Path, manifest: Manifest) -> None:
         if expected:
             raise StoreError(f"{path} lacks {min(expected)}, which the manifest lists")
         _write_manifest(root, manifest)
-        os.fchmod(root, DIRECTORY_MODE)
-        os.fsync(root)
+        _settle_mode(root, DIRECTORY_MODE)
 
 
 def _settle_entry(root: int, path: Path, name: str, expected: dict[str, int]) -> None:
     status = os.stat(name, dir_fd=root, follow_symlinks=False)
     if stat.S_ISDIR(status.st_mode):
         with directory(path / name) as descriptor:
-            os.fchmod(descriptor, DIRECTORY_MODE)
-            os.fsync(descriptor)
+            _settle_mode(descriptor, DIRECTORY_MODE)
         return
     if name in {MANIFEST, f"{MANIFEST}.new"} and stat.S_ISREG(status.st_mode):
         return
@@ -345,11 +357,18 @@ def _settle_entry(root: int, path: Path, name: str, expected: dict[str, int]) ->
     del expected[name]
     descriptor = open_inside(root, name)
     try:
-        if stat.S_IMODE(status.st_mode) != FILE_MODE:
-            os.fchmod(descriptor, FILE_MODE)
-        os.fsync(descriptor)
+        _settle_mode(descriptor, FILE_MODE)
     finally:
         os.close(descriptor)
+
+
+def _settle_mode(descriptor: int, mode: int) -> None:
+    status = os.fstat(descriptor)
+    if os.geteuid() == 0 and status.st_uid != 0:  # adopted: its owner could make it writable again
+        os.fchown(descriptor, 0, 0)
+    if stat.S_IMODE(status.st_mode) != mode:
+        os.fchmod(descriptor, mode)
+    os.fsync(descriptor)
 
 
 def _write_manifest(root: int, manifest: Manifest) -> None:
@@ -389,6 +408,21 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _locked(descriptor: int, *, wait: bool) -> bool:
+    for _ in range(_LOOKS):
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except BlockingIOError:
+            time.sleep(0.02)  # `aerie model list` takes it for a moment, to see whether it is taken
+        else:
+            return True
+    return False
+
+
+def _who(lock: int) -> str:
+    return os.pread(lock, 200, 0).decode(errors="replace").strip() or "another process"
 
 
 def _exists(path: Path) -> bool:

@@ -6,21 +6,15 @@ import time
 from types import TracebackType
 from typing import Self, TextIO
 
+from aerie.cache.progress import amount
 from aerie.gate.words import rough
 
 _ON_TERMINAL = 0.5  # seconds
 _ELSEWHERE = 10.0  # seconds
-_UNITS = ("B", "kB", "MB", "GB", "TB")
-_NEXT = 999.5  # what rounds to 1000 takes the next unit
 
 
-def amount(count: float) -> str:
-    """Return bytes in words, in decimal units."""
-    for unit in _UNITS[:-1]:
-        if count < _NEXT:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.3g} {unit}"
-        count /= 1000
-    return f"{count:.3g} {_UNITS[-1]}"
+class StoppedError(Exception):
+    """There is no use in going on."""
 
 
 class Meter:
@@ -36,6 +30,7 @@ class Meter:
         self._lock = threading.Lock()
         self._began = self._next = time.monotonic()
         self._next += self._every
+        self._stopped = False
         self.done = 0
 
     def __enter__(self) -> Self:
@@ -50,9 +45,15 @@ class Meter:
         """Since the begin."""
         return time.monotonic() - self._began
 
+    def stop(self) -> None:
+        """Let whoever counts next get a StoppedError: the others have given up."""
+        self._stopped = True
+
     def count(self, count: int) -> None:
-        """Add bytes that are done, and show it where it is time."""
+        """Add bytes that are done, and show it where it is time; raises StoppedError."""
         with self._lock:
+            if self._stopped:
+                raise StoppedError
             self.done += count
             if (now := time.monotonic()) < self._next:
                 return

@@ -12,7 +12,7 @@ _LONGEST_PART = 255
 _LONGEST_NAME = 1024
 """Bytes of a relative path, well within PATH_MAX."""
 _LINKS = {"current", "previous"}
-_OUR_OWN = {"aerie-manifest.json"}
+_OUR_OWN = {"aerie-manifest.json", "aerie-manifest.json.new"}
 
 
 class NameRefusedError(ValueError):
@@ -55,18 +55,23 @@ def check_files(names: Iterable[str]) -> None:
         _check_file(name)
         if name in files:
             raise NameRefusedError(f"the source names {name!r} twice")
-        key = unicodedata.normalize("NFC", name).casefold()
-        if key in folded:
-            raise NameRefusedError(
-                f"{folded[key]!r} and {name!r} differ by case alone, and not every file system keeps both: "
-                "leave one of them out with --exclude"
-            )
-        folded[key] = name
         files.add(name)
         parts = name.split("/")
         folders.update("/".join(parts[:depth]) for depth in range(1, len(parts)))
     if both := sorted(files & folders):
         raise NameRefusedError(f"{both[0]!r} is a file and a directory at once")
+    for name in sorted(files | folders):  # a directory before what is in it, so that it is the one that is named
+        other = folded.setdefault(_folded(name), name)
+        if other != name:
+            raise NameRefusedError(
+                f"{other!r} and {name!r} differ by case alone, and not every file system keeps both: "
+                "leave one of them out with --exclude"
+            )
+
+
+def _folded(name: str) -> str:
+    # Case folding may undo the normal form, and the other way round.
+    return unicodedata.normalize("NFC", unicodedata.normalize("NFC", name).casefold())
 
 
 def _check_file(name: str) -> None:
@@ -81,5 +86,5 @@ def _check_file(name: str) -> None:
         raise NameRefusedError(f"the source names a file {shown}, which is no Unicode text") from None
     if len(encoded) > _LONGEST_NAME or any(len(part.encode()) > _LONGEST_PART for part in name.split("/")):
         raise NameRefusedError(f"the source names a file {shown}, which is too long for a file system")
-    if name in _OUR_OWN:
+    if name.partition("/")[0].casefold() in _OUR_OWN:
         raise NameRefusedError(f"the source names a file {shown}, which is Aerie's own")

@@ -104,7 +104,7 @@ def _verify(options: Options, model: Model, revision: str) -> Report:
                         f"its manifest is that of revision {manifest.revision}: it was renamed or copied by hand. Move "
                         f"{path} away, and adopt it from there"
                     )
-                elif options.repair and not report.is_whole:
+                elif options.repair:
                     reach = Reach(options.source, options.endpoint, options.token_file, options.limit_rate)
                     repair(model, manifest, report, reach, threads)
         except ManifestError as error:

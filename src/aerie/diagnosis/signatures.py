@@ -62,6 +62,8 @@ class Signature:
     frame: re.Pattern[str] | None = None
     known: bool = True
     """Whether it is a cause; False for an end that is recognised while what brought it about is not."""
+    cache: bool = False
+    """Whether a damaged file in the cache of compiled graphs and kernels may be behind it, so that a new one helps."""
 
 
 _ID = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
@@ -104,15 +106,16 @@ def _problems(entry: Any) -> Iterable[str]:
     for word in _WORDS:
         if not isinstance(entry.get(word), str) or not entry[word].strip():
             yield f"{word} must be a text that is not empty, and is {entry.get(word)!r}"
-    for word in sorted(map(str, entry.keys() - {*_WORDS, "needle", "frame", "known"})):
+    for word in sorted(map(str, entry.keys() - {*_WORDS, "needle", "frame", "known", "cache"})):
         yield f"{word} is no field of a signature"
     for word, choices in _CHOICES:
         if isinstance(entry.get(word), str) and entry[word] not in set(choices):
             yield f"{word} is {entry[word]!r}, expected one of {', '.join(choices)}"
     if isinstance(entry.get("id"), str) and not _ID.fullmatch(entry["id"]):
         yield "id must be words of small letters and digits with hyphens between them"
-    if not isinstance(entry.get("known", True), bool):
-        yield f"known is {entry['known']!r}, expected true or false"
+    for word in ("known", "cache"):
+        if not isinstance(entry.get(word, True), bool):
+            yield f"{word} is {entry[word]!r}, expected true or false"
     yield from _problems_of_match(entry)
 
 
@@ -143,5 +146,6 @@ def _signature(entry: dict[str, Any]) -> Signature:
         needle=entry.get("needle", ""),
         frame=re.compile(entry["frame"]) if "frame" in entry else None,
         known=entry.get("known", True),
+        cache=entry.get("cache", False),
         **said,
     )

@@ -5,7 +5,7 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import Callable, Collection, Coroutine, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -112,12 +112,15 @@ class EngineRun:
         """Whether anybody could have sent it a request: then what it says may quote one."""
         return self._answered or self.output.open
 
-    async def until_it_ends(self, given: list[str], reaper: Reaper, signals: StopSignals) -> Ending:
+    async def until_it_ends(
+        self, given: list[str], reaper: Reaper, signals: StopSignals, variables: Mapping[str, str] | None = None
+    ) -> Ending:
         """Start `vllm serve` with what it was given, and return when its first process is gone or has to go.
 
+        `variables` are those of its environment that are not the supervisor's own, too.
         Raises OSError where it cannot be started.
         """
-        process = await Engine.start(self._command(given), self._environment(), reaper, self._on_output)
+        process = await Engine.start(self._command(given), self._environment(variables or {}), reaper, self._on_output)
         self._process = process
         self._dispatch(Started(process.pid))
         self._progress()
@@ -170,8 +173,8 @@ class EngineRun:
         drain = arguments.draining(self._engine, self._drain_timeout)
         return ["vllm", "serve", *given, *drain, "--middleware", middleware]
 
-    def _environment(self) -> dict[str, str]:
-        environment = _DEADLINES | os.environ
+    def _environment(self, variables: Mapping[str, str]) -> dict[str, str]:
+        environment = {**_DEADLINES, **os.environ, **variables}
         environment[KEYS_FILE_VARIABLE] = str(self._keys_file)
         return environment
 

@@ -16,10 +16,13 @@ from typing import Any
 
 import aerie
 from aerie import patches
+from aerie.cache.loader import explain
 from aerie.diagnosis import Diagnosis, Evidence
 from aerie.engine_arguments import ConfigurationError
+from aerie.rehearsal.static.hardware import identity
 from aerie.status import serve_status
 from aerie.supervisor import arguments, crash, gpus, revisions
+from aerie.supervisor.caches import Caches, keys
 from aerie.supervisor.json_file import JsonFile
 from aerie.supervisor.prctl import adopt_orphans
 from aerie.supervisor.processes import Reaper, first, off_loop
@@ -103,6 +106,8 @@ class _Service:
         self._gpus = _Gpus()
         self._held = revisions.Holding()
         self._warmings: list[Warming] = []
+        self._caches = Caches(options.cache_dir, os.environ)
+        self._proving: asyncio.Task[None] | None = None
         self._changed = asyncio.Event()
         self._retry = asyncio.Event()
         self._signals = StopSignals(asyncio.Event(), asyncio.Event())
@@ -191,6 +196,7 @@ class _Service:
             return USAGE_ERROR
         finally:
             self._held.release()
+            self._caches.release()
 
     async def _hold(self, engine: arguments.EngineArguments) -> bool:
         """Hold the checkpoints, and look at the GPUs; return False for a stop. Raises ConfigurationError."""
@@ -211,6 +217,9 @@ class _Service:
 
     async def _run(self, engine: arguments.EngineArguments) -> int:
         options = self._options
+        words = revisions.pinned(options.engine_arguments, engine, self._held.revisions)
+        variables = await self._open_caches(words)
+        await self._note_loader(words)
         run = EngineRun(
             engine,
             options.keys_file,
@@ -221,13 +230,12 @@ class _Service:
             self._gpus.addresses,
             self._apart,
         )
-        words = revisions.pinned(options.engine_arguments, engine, self._held.revisions)
         if options.warm:
             warming = Warming(self._reaper, lambda told: self._dispatch(Warmed(told)))
             self._warmings = [each for each in self._warmings if each.pids] + [warming]
             warming.start(words, self._held.revisions, has_gpus=bool(self._gpus.used))
         try:
-            ending = await run.until_it_ends(words, self._reaper, self._signals)
+            ending = await run.until_it_ends(words, self._reaper, self._signals, variables)
         except OSError as error:
             return self._not_started(error)
         finally:
@@ -239,6 +247,8 @@ class _Service:
             return 0
         diagnosis = run.diagnose(ending)
         how = crash.reason(ending.words, diagnosis, listened=run.listened)
+        if not run.served and (done := await off_loop(self._caches.blame, diagnosis)):
+            _log.warning("%s", done)
         self._tell(run, diagnosis, lambda shown: Ended(how, ending.status, shown))
         if left := await self._released():
             diagnosis = run.diagnose(ending, left)
@@ -249,7 +259,36 @@ class _Service:
     def _dispatch_of_run(self, event: Event) -> None:
         if isinstance(event, Served):
             self._stop_warming()  # what it has not read, nobody waits for any more
+            if not self._state.served:
+                self._proving = asyncio.create_task(self._prove_caches())
         self._dispatch(event)
+
+    async def _open_caches(self, words: list[str]) -> dict[str, str]:
+        """Open this start's own caches; return the variables that lead there, none where they cannot be kept apart."""
+        try:
+            return await off_loop(self._caches.open, lambda: keys(words, os.environ, identity()))
+        except OSError as error:
+            _log.warning("compiled graphs and kernels are not kept apart: %s", error)
+            return {}
+
+    async def _note_loader(self, words: list[str]) -> None:
+        """Tell how the weights are read, where there are any worth telling of, and what would be chosen instead."""
+        directories = [each.directory for each in self._held.revisions if each.weights]
+        note = None
+        if directories:
+            try:
+                note = await asyncio.wait_for(off_loop(explain, words, directories), _GPUS_ANSWER_WITHIN)
+            except (OSError, TimeoutError) as error:
+                _log.warning("how the weights are read best cannot be said: %s", error)
+        self._state = replace(self._state, loader=note)
+        if note:
+            _log.info("the loader: %s", note)
+
+    async def _prove_caches(self) -> None:
+        try:
+            await off_loop(self._caches.proven)
+        except OSError as error:
+            _log.warning("what was compiled cannot be recorded: %s", error)
 
     def _stop_warming(self) -> None:
         for each in self._warmings:

@@ -66,6 +66,8 @@ class State:
     """The checkpoints that the engine reads, held while it does: role, name, revision, directory."""
     warming: Mapping[str, Any] | None = None
     """How far the weights are read into the page cache, in the form of `aerie.cache.warm`; None where they are not."""
+    loader: str | None = None
+    """Which loader reads the weights, and why, in one sentence."""
     phase: Phase = Phase.STARTING
     reason: str | None = None
     start: Mapping[str, Any] | None = None
@@ -234,6 +236,7 @@ def to_json(state: State, versions: Mapping[str, str | None], supervisor: int) -
         "models": list(state.models),
         "start": state.start,
         "warming": state.warming,
+        "loader": state.loader,
         "supervisor": {"pid": supervisor},
         "engine": {
             "pid": state.pid,

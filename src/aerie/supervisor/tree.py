@@ -72,12 +72,14 @@ def family(root: int) -> dict[int, Stat]:
 def vital_below(root: int) -> list[Vital]:
     """Return vLLM's engine cores and workers below `root`.
 
-    The kernel lets a reader of a process' title wait while that process maps memory: call it outside of an event loop.
+    What one of them forks has its title, too, for good or until it becomes a compiler, and may end as it likes: whose
+    parent has the same title is no worker. The kernel lets a reader of a process' title wait while that process maps
+    memory: call it outside of an event loop.
     """
     found = []
     for pid in descendants(root):
         stat, titled = _stat(pid), title(pid)
-        if stat and titled.startswith(_VITAL):
+        if stat and titled.startswith(_VITAL) and title(stat.parent) != titled:
             found.append(Vital(pid, titled, stat.began))
     return found
 

@@ -1,8 +1,12 @@
 """A store with nothing in it yet."""
 
 import pytest
+from hypothesis import settings
 
 from aerie.cache.layout import Store
+
+settings.register_profile("cache", deadline=None)  # what waits for a disk takes what it takes
+settings.load_profile("cache")
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ import pytest
 
 from aerie.supervisor import leash, tree
 from aerie.supervisor.processes import Engine, Look, Reaper, kill_below, off_loop, vital_death
-from aerie.supervisor.tree import descendants
+from aerie.supervisor.tree import descendants, vital_below
 
 PATIENCE = 120.0  # seconds until a test gives up; none waits that long but to fail
 
@@ -254,3 +254,19 @@ def test_a_leash_whose_holder_is_gone_starts_nothing(tmp_path):
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     assert subprocess.run(command, env=environment, timeout=PATIENCE, check=False).returncode == 128 + signal.SIGKILL
     assert not (tmp_path / "started").exists()
+
+
+def test_what_a_worker_forks_is_no_worker():
+    """inductor's compilers begin as a copy of the worker, title and all; their end is no end of the engine."""
+    source = "import os, time; os.fork(); print(1, flush=True); time.sleep(600)"
+    worker = subprocess.Popen(["VLLM::Worker_TP7", "-c", source], executable=sys.executable, stdout=subprocess.PIPE)
+    try:
+        assert worker.stdout.readline() == b"1\n"
+        assert worker.stdout.readline() == b"1\n"
+        assert len(descendants(worker.pid)) == 1
+        assert [each.pid for each in vital_below(os.getpid()) if each.title == "VLLM::Worker_TP7"] == [worker.pid]
+    finally:
+        for pid in (*descendants(worker.pid), worker.pid):
+            os.kill(pid, signal.SIGKILL)
+        worker.wait()
+        worker.stdout.close()

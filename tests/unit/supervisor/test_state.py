@@ -187,6 +187,7 @@ def test_the_json_form_is_the_contract():
         "models": [],
         "start": LOADING,
         "warming": None,
+        "loader": None,
         "supervisor": {"pid": 5},
         "engine": {
             "pid": None,

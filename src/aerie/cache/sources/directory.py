@@ -10,14 +10,12 @@ from pathlib import Path
 
 from aerie.cache.manifest import MANIFEST
 from aerie.cache.names import NameRefusedError, check_revision
-from aerie.cache.sources.published import LARGEST_MANIFEST, published
+from aerie.cache.sources.published import LARGEST_MANIFEST, is_models, published
 from aerie.cache.sources.source import Listing, Offer, SourceError, TryAgainError
 
 _PIECE = 2**20
 _LATER = {errno.ESTALE, errno.EIO, errno.ETIMEDOUT, errno.EREMOTEIO, errno.EHOSTDOWN, errno.EHOSTUNREACH}
 """What a file server that is away for a while gives."""
-_NOT_THE_MODELS = {".git", ".cache/huggingface", "lost+found"}
-"""Of `git clone`, of `hf download --local-dir`, of the file system."""
 _SPECIAL = {stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket", stat.S_IFBLK: "a device", stat.S_IFCHR: "a device"}
 
 
@@ -114,7 +112,7 @@ class DirectorySource:
                 for entry in entries:
                     path = Path(entry.path)
                     name = path.relative_to(root).as_posix()
-                    if name in _NOT_THE_MODELS:
+                    if not is_models(name):
                         continue
                     real = self._followed(path, within) if entry.is_symlink() else path
                     status = real.stat(follow_symlinks=False)

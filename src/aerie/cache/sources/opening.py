@@ -1,6 +1,5 @@
 """Which place a SOURCE names, and the source that reads it."""
 
-import importlib
 import re
 import sys
 import urllib.parse
@@ -107,7 +106,7 @@ def open_source(
     *,
     revision: str | None,
     endpoint: str | None = None,
-    region: str | None = None,  # noqa: ARG001 - of the kind that is yet to come
+    region: str | None = None,
     token_file: Path | None = None,
     offline: bool = False,
     transport: str = "auto",
@@ -116,10 +115,10 @@ def open_source(
     """Return the source that `text` names; nothing is asked of it yet.
 
     `revision` is the one wanted, None for the newest. `endpoint` is another server than the Hub's or Amazon's,
-    `region` that of a bucket; both are kept in the source's `options`. `token_file`, `transport` and `limit` (bytes a
-    second, for a transport that paces itself) are for the Hub. `offline` refuses what needs a network. A bare
-    OWNER/NAME that is a directory too is said on stderr. Raises SourceTextError where the text names no place or an
-    option does not fit it, SourceError where the place cannot be had from here.
+    `region` that of a bucket; both are kept in the source's `options`. `token_file` and `transport` are for the Hub.
+    `limit` (bytes a second) is for what brings more than it is asked for, Xet and rsync. `offline` refuses what needs
+    a network. A bare OWNER/NAME that is a directory too is said on stderr. Raises SourceTextError where the text names
+    no place or an option does not fit it, SourceError where the place cannot be had from here.
     """
     place = parse(text)
     if endpoint is not None:
@@ -130,16 +129,22 @@ def open_source(
     if isinstance(place, Repository):
         if place.note:
             print(place.note, file=sys.stderr)
-        hub = importlib.import_module("aerie.cache.sources.hub")
-        source: Source = hub.HubSource(
+        from aerie.cache.sources.hub import HubSource  # noqa: PLC0415
+
+        return HubSource(
             place.name, revision=revision, endpoint=endpoint, token_file=token_file, transport=transport, limit=limit
         )
-        return source
+    if isinstance(place, Bucket):
+        from aerie.cache.sources.s3 import S3Source  # noqa: PLC0415
+
+        return S3Source(place.bucket, place.prefix, revision=revision, endpoint=endpoint, region=region)
     if isinstance(place, Directory):
         from aerie.cache.sources.directory import DirectorySource  # noqa: PLC0415
 
         return DirectorySource(place.path, revision=revision)
-    raise SourceError(f"{text}: this kind of source is not there yet")
+    from aerie.cache.sources.rsync import RsyncSource  # noqa: PLC0415
+
+    return RsyncSource(place, revision=revision, limit=limit)
 
 
 def _check_endpoint(text: str, place: Place, endpoint: str) -> None:

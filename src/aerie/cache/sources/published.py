@@ -1,12 +1,39 @@
 """A revision that Aerie published, wherever it lies: its manifest says what is there. Pure."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
-from aerie.cache.manifest import Manifest, ManifestError, read_manifest
+from aerie.cache.manifest import MANIFEST, Manifest, ManifestError, read_manifest
 from aerie.cache.sources.source import Listing, Offer, SourceError
 
 LARGEST_MANIFEST = 64 * 2**20
 """Bytes; that of 595 GB has one."""
+
+NOT_THE_MODELS = (".git", ".cache/huggingface", "lost+found")
+"""Of `git clone`, of `hf download --local-dir`, of the file system."""
+
+
+def is_models(name: str) -> bool:
+    """Return whether a file or directory is part of a model, and not what tools leave beside it."""
+    return not any(name == each or name.startswith(f"{each}/") for each in NOT_THE_MODELS)
+
+
+def within(names: Iterable[str], where: str, revision: str | None) -> str:
+    """Return what the names of the wanted revision's files begin with: nothing, or a part and `/`.
+
+    A model's whole directory, copied elsewhere, has its revisions as folders, and `current` as one where the copying
+    followed links. Raises SourceError where it cannot be told which is wanted.
+    """
+    names = set(names)
+    inner = {name.removesuffix(f"/{MANIFEST}") for name in names if name.endswith(f"/{MANIFEST}")}
+    inner = {name for name in inner if "/" not in name}
+    if MANIFEST in names or not inner:
+        return ""
+    for wanted in (revision,) if revision is not None else ("current", *(inner if len(inner) == 1 else ())):
+        if wanted in inner:
+            return f"{wanted}/"
+    if revision is None:
+        raise SourceError(f"{where} has several revisions ({', '.join(sorted(inner))}): give one of them as --revision")
+    raise SourceError(f"{where} has no revision {revision}; it has {', '.join(sorted(inner))}")
 
 
 def published(text: str, where: str, found: Mapping[str, tuple[int, str]], revision: str | None) -> Listing:

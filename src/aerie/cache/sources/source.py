@@ -4,8 +4,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
-from aerie.cache.manifest import SEGMENT
-
 
 class SourceError(Exception):
     """A source that will not give what is asked for, however often; the message says what to do."""
@@ -70,12 +68,3 @@ class Source(Protocol):
     def close(self) -> None:
         """Give up connections."""
         ...
-
-
-def stretch(source: Source) -> int:
-    """Return how many bytes the source likes to be asked for in one `read`: a multiple of SEGMENT.
-
-    It is SEGMENT, unless the source has an attribute `stretch`: rsync's, where each `read` starts a process and a
-    connection. Consecutive segments that are missing are then asked for at once, as many as this; fewer always work.
-    """
-    return int(getattr(source, "stretch", SEGMENT))

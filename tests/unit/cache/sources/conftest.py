@@ -30,7 +30,7 @@ def publish():
     def publish_(directory, **changes):
         files = []
         for path in sorted(directory.rglob("*")):
-            if path.is_file():
+            if path.is_file() and path.name != MANIFEST:
                 content = path.read_bytes()
                 pieces = [content[at : at + SEGMENT] for at in range(0, len(content), SEGMENT)]
                 digests = tuple(hashlib.sha256(piece).hexdigest() for piece in pieces)

@@ -4,7 +4,7 @@ import pytest
 
 from aerie.cache.sources.directory import DirectorySource
 from aerie.cache.sources.opening import Bucket, Directory, Peer, Repository, SourceTextError, open_source, parse
-from aerie.cache.sources.source import SEGMENT, SourceError, stretch
+from aerie.cache.sources.source import SourceError
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,3 @@ def test_an_endpoint_that_does_not_fit_is_refused(text, endpoint, why):
     with pytest.raises(SourceTextError, match=why) as raised:
         open_source(text, revision=None, endpoint=endpoint)
     assert "hunter2" not in str(raised.value)
-
-
-def test_a_source_is_asked_for_a_segment_at_once(tmp_path):
-    assert stretch(DirectorySource(tmp_path)) == SEGMENT

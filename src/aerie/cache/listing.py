@@ -1,0 +1,145 @@
+"""`aerie model list`: what is published, in service, in use, and half fetched."""
+
+import json
+import stat
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from aerie.cache.inside import directory, walk
+from aerie.cache.layout import Model, Store, StoreError, load_manifest
+from aerie.cache.manifest import ManifestError
+from aerie.cache.progress import amount
+
+_BLOCK = 512  # bytes of st_blocks
+
+
+@dataclass(frozen=True)
+class Options:
+    """What `aerie model list` was told."""
+
+    models_dir: Path
+    json: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Revision:
+    """A published revision, as a program reads it."""
+
+    revision: str
+    path: str
+    state: str | None
+    """`current`, `previous` or None."""
+    files: int | None
+    """None where the manifest cannot be used."""
+    size: int | None
+    """Bytes."""
+    source: str | None
+    fetched: str | None
+    in_use: bool | None
+    """Whether somebody holds it or has a file of it open; None where that cannot be told."""
+    error: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """What is being fetched or adopted, or was left half so."""
+
+    key: str
+    """The revision, or a stand-in where it is not known yet."""
+    size: int
+    """Bytes on the disk so far."""
+    files: int
+    busy: str | None
+    """Who works on the model now."""
+
+
+def listing(options: Options) -> int:
+    """Print all models and return 0, or 1 where the state of one cannot be read; raises StoreError."""
+    store = Store(options.models_dir)
+    if options.json:
+        models = [_described(model) for model in store.models()]
+        json.dump({"models": models}, sys.stdout, indent=1)
+        print()
+        return int(any(model["error"] for model in models))
+    return _print(options.models_dir, [_described(model) for model in store.models()])
+
+
+def _described(model: Model) -> dict[str, Any]:
+    links, error = {}, None
+    try:
+        links = {model.previous(): "previous", model.current(): "current"}
+    except StoreError as wrong:
+        error = str(wrong)
+    revisions = [revision_of(model, each, links.get(each)) for each in model.revisions()]
+    busy = model.busy()
+    return {
+        "name": model.name,
+        "path": str(model.path),
+        "error": error,
+        "busy": busy,
+        "revisions": [asdict(each) for each in revisions],
+        "staging": [asdict(_staged(model, key, busy)) for key in model.staging_keys()],
+    }
+
+
+def revision_of(model: Model, revision: str, state: str | None) -> Revision:
+    """Return what is known of a published revision."""
+    path = model.revision_path(revision)
+    try:
+        in_use = model.in_use(revision)
+    except OSError:
+        in_use = None
+    try:
+        manifest = load_manifest(path)
+    except ManifestError as error:
+        return Revision(revision, str(path), state, None, None, None, None, in_use, str(error))
+    size, files = manifest.size, len(manifest.files)
+    return Revision(revision, str(path), state, files, size, manifest.source, manifest.fetched, in_use, None)
+
+
+def _staged(model: Model, key: str, busy: str | None) -> Staged:
+    size, files = used(model.staging_path(key))
+    return Staged(key, size, files, busy)
+
+
+def used(path: Path) -> tuple[int, int]:
+    """Return how many bytes of the disk the files below `path` take, links counted once, and how many they are."""
+    blocks: dict[tuple[int, int], int] = {}
+    try:
+        with directory(path) as root:
+            for entry in walk(root):
+                if stat.S_ISREG(entry.status.st_mode):
+                    blocks[entry.status.st_dev, entry.status.st_ino] = entry.status.st_blocks * _BLOCK
+    except OSError:
+        pass
+    return sum(blocks.values()), len(blocks)
+
+
+def _print(root: Path, models: Sequence[dict[str, Any]]) -> int:
+    if not models:
+        print(f"nothing is published in {root}")
+    rows = [row for model in models for row in _rows(model)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)] if rows else []
+    for row in rows:
+        print("  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip())
+    for model in models:
+        if model["error"]:
+            print(f"aerie model list: {model['error']}", file=sys.stderr)
+    return int(any(model["error"] for model in models))
+
+
+def _rows(model: dict[str, Any]) -> list[tuple[str, ...]]:
+    rows: list[tuple[str, ...]] = []
+    for each in model["revisions"]:
+        state = ", ".join(filter(None, (each["state"], "in use" if each["in_use"] else "")))
+        size = "?" if each["size"] is None else amount(each["size"])
+        rows.append(
+            (model["name"], each["revision"], state, size, each["fetched"] or "", each["source"] or each["error"])
+        )
+    for each in model["staging"]:
+        who = f"half fetched; now: {each['busy']}" if each["busy"] else "half fetched"
+        rows.append((model["name"], each["key"], "", amount(each["size"]), "", who))
+    return rows
