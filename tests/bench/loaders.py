@@ -31,6 +31,7 @@ def main() -> int:
     parser.add_argument("--image", default="aerie:cpu", help="(default: %(default)s)")
     parser.add_argument("--data", type=Path, default=REPOSITORY / ".aerie/loaders", help="(default: %(default)s)")
     parser.add_argument("--out", type=Path, help="(default: tests/bench/results/loaders-PLAN.json)")
+    parser.add_argument("--site", type=Path, help="packages that the image lacks, as `pip install --target` puts them")
     arguments, others = parser.parse_known_args()
     plan = arguments.plan or ("quick" if arguments.quick else "cpu")
     out = (arguments.out or REPOSITORY / f"tests/bench/results/loaders-{plan}.json").resolve()
@@ -45,6 +46,7 @@ def main() -> int:
         "--no-healthcheck", "--shm-size", "1g", "--oom-score-adj", "1000",
         "--volume", f"{REPOSITORY}:/aerie:ro", "--volume", f"{data}:/weights",
         "--volume", f"{out.parent}:/results", "--env", "PYTHONUNBUFFERED=1", "--env", "PYTHONDONTWRITEBYTECODE=1",
+        *(("--volume", f"{arguments.site.resolve()}:/site:ro", "--env", "PYTHONPATH=/site") if arguments.site else ()),
         *(word for pair in ENVIRONMENT.items() for word in ("--env", "=".join(pair))),
         "--entrypoint", "python3", arguments.image, "/aerie/tests/bench/weights/measure.py", "--plan", plan,
         "--data", "/weights", "--out", f"/results/{out.name}", "--commit", head.stdout.strip(), *others,

@@ -57,6 +57,16 @@ def write(directory: Path, size: int, widths: Widths, *, int4: bool = False) -> 
     directory.mkdir(parents=True, exist_ok=True)
     for old in directory.iterdir():
         old.unlink()
+    total, tensors = write_weights(directory, size, widths, int4=int4)
+    tokenizer.write_json(directory / "generation_config.json", configs.GENERATION)
+    tokenizer.write_json(directory / "preprocessor_config.json", configs.PREPROCESSOR)
+    tokenizer.write_fast_form(directory)
+    finished.write_text(json.dumps({"wanted": wanted, "bytes": total, "tensors": tensors}))
+    return total
+
+
+def write_weights(directory: Path, size: int, widths: Widths, *, int4: bool = False) -> tuple[int, int]:
+    """Write config.json, the shards and their index, and return how many bytes and tensors there are."""
     layout = _layout(directory, size, widths, int4=int4)
     shards = _shards(layout)
     block = _random_block()
@@ -68,11 +78,7 @@ def write(directory: Path, size: int, widths: Widths, *, int4: bool = False) -> 
     total = sum(expected.size for expected in layout.values())
     index = {"metadata": {"total_size": total}, "weight_map": weight_map}
     (directory / "model.safetensors.index.json").write_text(json.dumps(index))
-    tokenizer.write_json(directory / "generation_config.json", configs.GENERATION)
-    tokenizer.write_json(directory / "preprocessor_config.json", configs.PREPROCESSOR)
-    tokenizer.write_fast_form(directory)
-    finished.write_text(json.dumps({"wanted": wanted, "bytes": total, "tensors": len(layout)}))
-    return total
+    return total, len(layout)
 
 
 def _layout(directory: Path, size: int, widths: Widths, *, int4: bool) -> dict[str, Expected]:

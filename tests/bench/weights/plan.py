@@ -90,8 +90,8 @@ class Plan:
         return found
 
 
-_CPU = ("lazy", "eager", "prefetch", "multithread", "warm beside", "warm first")
-_GPU = (*_CPU[:4], "runai_streamer", "fastsafetensors", "instanttensor", "warm beside", "warm first")
+_CPU = ("lazy", "eager", "prefetch", "multithread", "runai_streamer", "warm beside", "warm first")
+_GPU = (*_CPU[:5], "fastsafetensors", "instanttensor", "warm beside", "warm first")
 BF16_20 = Set("bf16-20", 20_000_000_000, checkpoint.NARROW)
 BF16_8 = Set("bf16-8", 8_000_000_000, checkpoint.NARROW)
 GPU_BF16 = Set("gpu-bf16-20", 20_000_000_000, checkpoint.REAL)
