@@ -41,7 +41,7 @@ def test_a_file_is_in_the_page_cache_after_it_was_filled_and_not_after_it_was_ev
 
 @pytest.mark.parametrize("int4", [False, True])
 def test_a_checkpoint_has_about_the_wanted_size_and_every_tensor(tmp_path, int4):
-    wanted = 60_000_000
+    wanted = 45_000_000
     widths = checkpoint.TINY._replace(hidden=256, expert=128, layers=3)
     size, tensors = checkpoint.write_weights(tmp_path, wanted, widths, int4=int4)
     weights = read_weights(tmp_path)
