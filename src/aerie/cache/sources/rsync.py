@@ -124,6 +124,7 @@ class RsyncSource:
         self._limit = limit
         self._lock = threading.Lock()
         self._reads = 0
+        self._running: set[subprocess.Popen[bytes]] = set()
         self._space: tempfile.TemporaryDirectory[str] | None = None
         self._held: int | None = None
 
@@ -165,18 +166,28 @@ class RsyncSource:
         if start == end:
             return
         assert self._space  # noqa: S101 - `list` comes first
-        with self._counted(), tempfile.TemporaryDirectory(dir=self._space.name) as place:
-            target = Path(place, "files", self._below + offer.path)
-            target.parent.mkdir(parents=True)
-            file = os.open(target, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-            try:
-                os.truncate(file, start)
-                yield from self._appended(offer, start, end, Path(place), file)
-            finally:
-                os.close(file)
+        try:
+            with self._counted(), tempfile.TemporaryDirectory(dir=self._space.name) as place:
+                target = Path(place, "files", self._below + offer.path)
+                target.parent.mkdir(parents=True)
+                file = os.open(target, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+                try:
+                    os.truncate(file, start)
+                    yield from self._appended(offer, start, end, Path(place), file)
+                finally:
+                    os.close(file)
+        except OSError as error:
+            raise SourceError(
+                f"{self.description}/{offer.path} cannot be read by way of {tempfile.gettempdir()}: "
+                f"{error.strerror}; name a directory with room for temporary files in TMPDIR"
+            ) from error
 
     def close(self) -> None:
-        """Remove what rsync left."""
+        """End what runs, also where its reader waits and is not waited for, and remove what it left."""
+        with self._lock:
+            running = tuple(self._running)
+        for process in running:
+            _kill(process)
         if self._space is not None:
             self._space.cleanup()
             self._space = None
@@ -203,6 +214,8 @@ class RsyncSource:
         )  # fmt: skip
         with (place / "out").open("wb") as out, (place / "err").open("wb") as err:
             process = _start(command, out.fileno(), err.fileno())
+        with self._lock:
+            self._running.add(process)
         try:
             limit = max(end, _SMALLEST_LIMIT)
             with contextlib.suppress(ProcessLookupError):
@@ -224,7 +237,10 @@ class RsyncSource:
                 else:
                     time.sleep(_POLL)
         finally:
-            _end(process)
+            _kill(process)
+            process.wait()
+            with self._lock:
+                self._running.discard(process)
 
     def _unchanged(self, offer: Offer, place: Path) -> None:
         """Raise SourceError where rsync names another size or time than it did when it listed the file."""
@@ -245,7 +261,8 @@ class RsyncSource:
             try:
                 code = process.wait()
             finally:
-                _end(process)
+                _kill(process)
+                process.wait()
             err.seek(0)
             if code != 0:
                 raise self._failure(code, err.read().decode(errors="replace"), "")
@@ -329,12 +346,11 @@ def _start(command: Sequence[str], out: int, err: int) -> "subprocess.Popen[byte
     )  # fmt: skip
 
 
-def _end(process: "subprocess.Popen[bytes]") -> None:
+def _kill(process: "subprocess.Popen[bytes]") -> None:
     """Kill rsync with its other half and ssh, if they are still there."""
-    if process.poll() is None:
+    if process.returncode is None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
 
 
 def _remove_abandoned(left: Path) -> None:

@@ -1,6 +1,7 @@
 """Against a real daemon on loopback, and a real rsync behind what stands in for ssh."""
 
 import contextlib
+import errno
 import os
 import shutil
 import socket
@@ -167,6 +168,7 @@ def test_several_threads_read_at_once(model, daemon, opened):
 
 
 def test_a_published_directory_gives_its_digests_and_its_files_alone(model, publish, daemon, opened, tmp_path):
+    (model / "model-1.safetensors").unlink()
     manifest = publish(model)
     (model / "notes.txt").write_text("not the model's")
     store = tmp_path / "models/Kimi-K2.5"
@@ -329,6 +331,31 @@ def test_a_read_that_is_given_up_leaves_nothing(model, daemon, opened, alone):
     pieces.close()
     (space,) = alone.iterdir()
     assert list(space.iterdir()) == []
+
+
+def test_closing_ends_what_is_still_read(model, daemon, opened, alone):
+    source = opened(f"rsync://127.0.0.1:{daemon}/m/model")
+    shard = source.list().files[2]
+    source._limit = 2**20
+    pieces = source.read(shard, 0, SEGMENT)
+    next(pieces)
+    (process,) = source._running
+    source.close()
+    assert process.wait(10) == -9
+    assert list(alone.iterdir()) == []
+    pieces.close()
+
+
+def test_a_directory_for_temporary_files_without_room_is_named(model, daemon, opened, alone, monkeypatch):
+    source = opened(f"rsync://127.0.0.1:{daemon}/m/model")
+    shard = source.list().files[2]
+
+    def fail(*_arguments):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "truncate", fail)
+    with pytest.raises(SourceError, match=rf"by way of {alone}: No space left on device; name a directory .*TMPDIR"):
+        list(source.read(shard, 0, SEGMENT))
 
 
 def test_what_a_killed_one_left_is_removed_by_the_next(model, daemon, opened, alone):

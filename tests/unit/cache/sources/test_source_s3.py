@@ -18,15 +18,24 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from moto.server import ThreadedMotoServer
-from sources_models import REVISION, SHARD
+from sources_models import REVISION
 
-from aerie.cache.manifest import MANIFEST, SEGMENT
+from aerie.cache.manifest import MANIFEST
 from aerie.cache.sources import s3
 from aerie.cache.sources.opening import open_source
 from aerie.cache.sources.s3 import S3Source
 from aerie.cache.sources.source import Offer, SourceError, TryAgainError
 
+SHARD = 12 * 2**20 + 4711
+"""Bytes: moto takes its time over more."""
 SECRET = "hunter2hunter2hunter2"  # noqa: S105
+
+
+@pytest.fixture
+def model(model):
+    """The model with a shorter shard."""
+    (model / "model-1.safetensors").write_bytes(os.urandom(SHARD))
+    return model
 
 
 @pytest.fixture(scope="module")
@@ -92,11 +101,11 @@ def test_a_prefix_is_listed_and_read_in_pieces(model, bucket, opened, store):
         ("config.json", 27),
         ("model-1.safetensors", SHARD),
     ]
-    pieces = list(source.read(listing.files[2], SEGMENT - 5, 2 * SEGMENT + 3))
+    pieces = list(source.read(listing.files[2], 5, 2**23 + 3))
     assert max(map(len, pieces)) <= 2**20
     with (model / "model-1.safetensors").open("rb") as file:
-        file.seek(SEGMENT - 5)
-        assert b"".join(pieces) == file.read(SEGMENT + 8)
+        file.seek(5)
+        assert b"".join(pieces) == file.read(2**23 - 2)
     assert b"".join(source.read(listing.files[0], 0, 5)) == b"pass\n"
     assert source.description == f"s3://{name}/kimi"
     assert source.options == {"endpoint": store}
@@ -111,6 +120,7 @@ def test_more_objects_than_a_page_has_are_all_listed(bucket, opened, monkeypatch
 
 
 def test_a_published_prefix_gives_its_digests_and_its_files_alone(model, publish, bucket, opened):
+    (model / "model-1.safetensors").unlink()
     manifest = publish(model)
     (model / "notes.txt").write_text("not the model's")
     upload(bucket, model)
@@ -365,7 +375,7 @@ def test_a_connection_that_is_cut_is_tried_again_after_what_it_brought(model, bu
             again._connect()
             again._keys = source._keys
             with pytest.raises(TryAgainError, match=r"model-1\.safetensors"):
-                keep(again.read(shard, 0, SEGMENT), got)
+                keep(again.read(shard, 0, SHARD), got)
             again.close()
             assert len(got) <= limit
             assert limit < 2**20 or len(got) >= limit - 2**21
