@@ -10,6 +10,7 @@ import hashlib
 import json
 import re
 import socket
+import ssl
 import struct
 import threading
 import time
@@ -140,6 +141,14 @@ class Hub:
         self._servers = [_Server(("127.0.0.1", port), handler), _Server(("127.0.0.1", 0), handler)]
         self.url = f"http://127.0.0.1:{self._servers[0].server_port}"
         self.cdn_url = f"http://{cdn_host}:{self._servers[1].server_port}"
+
+    def use_tls(self, certificate: Path, key: Path) -> None:
+        """Speak TLS from now on; before the block is entered."""
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(certificate, key)
+        for server in self._servers:
+            server.socket = context.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
+        self.url, self.cdn_url = (each.replace("http:", "https:") for each in (self.url, self.cdn_url))
 
     def repository(self, name: str) -> Repository:
         return self.repositories.setdefault(name, Repository())
@@ -369,8 +378,8 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(200, json.dumps(content).encode(), {"Content-Type": "application/json"})
 
     def _answer(self, status: int, body: bytes, headers: dict[str, str]) -> None:
-        self.send_response(status)
-        for key, value in {**headers, "Content-Length": str(len(body))}.items():
+        self.send_response_only(status)
+        for key, value in {"Date": self.date_time_string(), **headers, "Content-Length": str(len(body))}.items():
             self.send_header(key, value)
         self.end_headers()
         if self.command != "HEAD":

@@ -2,7 +2,8 @@
 
 Writes a model of random bytes, publishes it, and takes turns: the disk alone (direct reads), SHA-256 of memory on all
 cores, `sha256sum` on all cores, verify. A round takes all of them, so that what else the machine does hits them alike;
-the ratio of a round is verify's rate by the best that disk and cores allow in that round, and the median counts. Cold:
+the ratio of a round is verify's rate by the best that disk and cores allow in that round, and the median counts. What
+a core has to do for a gigabyte is told besides, since it does not depend on what else the machine does. Cold:
 the files' pages are dropped before each turn. Warm: they are read before.
 """
 
@@ -29,6 +30,7 @@ from aerie.cache.manifest import File, Manifest
 _CORES = len(os.sched_getaffinity(0))
 _PIECE = 4 * 2**20
 _REVISION = "0" * 40
+_HEAD = " disk  SHA-256  sha256sum  verify  verify/best  verify/sha256sum   core s/GB: SHA-256  sha256sum  verify"
 
 
 def main() -> int:
@@ -43,7 +45,7 @@ def main() -> int:
         files = [path / file.path for file in manifest.files]
         ratios = {}
         for state, prepare in (("cold", _drop), ("warm", _read)):
-            print(f"{state}, GB/s   disk  SHA-256  sha256sum  verify  verify/best  verify/sha256sum")
+            print(f"{state}, GB/s  {_HEAD}")
             ratios[state] = [_round(path, manifest, files, prepare, state) for _ in range(options.rounds)]
     for state, found in ratios.items():
         print(f"{state}: median {statistics.median(found):.2f} of the best that disk and cores allow")
@@ -67,21 +69,23 @@ def _publish(root: Path, size: int, shards: int) -> tuple[Path, Manifest]:
 
 
 def _round(path: Path, manifest: Manifest, files: list[Path], prepare: Callable[[Path], None], state: str) -> float:
-    rates = []
+    rates, work = [], []
     for measured in (_disk, _memory, _sha256sum, lambda _: _verify(path, manifest)):
         if measured is _disk and state == "warm":
             rates.append(float("inf"))
+            work.append(0.0)
             continue
         for file in files:
             prepare(file)
-        began = time.perf_counter()
+        began, cores = time.perf_counter(), sum(os.times()[:4])
         measured(files)
         rates.append(manifest.size / (time.perf_counter() - began) / 1e9)
+        work.append((sum(os.times()[:4]) - cores) / manifest.size * 1e9)
     disk, memory, beside, verified = rates
     best = min(disk, memory)
     print(
         f"          {disk:8.2f} {memory:8.2f} {beside:10.2f} {verified:7.2f} {verified / best:12.2f} "
-        f"{verified / beside:17.2f}",
+        f"{verified / beside:17.2f} {work[1]:20.2f} {work[2]:10.2f} {work[3]:7.2f}",
         flush=True,
     )
     return verified / best

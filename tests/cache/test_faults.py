@@ -17,6 +17,8 @@ import pytest
 from fetching import NAME, REPOSITORY, Fetcher, check_published, nothing_published
 from hub_server import Blob, Hub
 
+from aerie.cache.manifest import SEGMENT
+
 FIRST, SECOND = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
 PATIENT = {"aerie.cache.download.ATTEMPTS": 60}
 
@@ -125,6 +127,18 @@ def test_a_server_without_ranges_is_read_from_the_beginning(hub, fetcher, files)
     hub.fault("/(cdn|resolve)/", ignore_range=True)
     assert fetcher.run("--connections", "1").code == 0
     check_published(fetcher, files)
+
+
+def test_a_server_without_ranges_sends_each_file_once(hub, fetcher):
+    files = {"model.safetensors": os.urandom(2 * SEGMENT + 12_345)}
+    hub.repository(REPOSITORY).commit(files)
+    hub.fault("/(cdn|resolve)/", ignore_range=True)
+    done = fetcher.run()
+    assert done.code == 0, done.err
+    assert done.err.count("sends whole files") == 1
+    check_published(fetcher, files)
+    # Each of the three connections has found out for itself, and left what lay in its buffers.
+    assert hub.sent < len(files["model.safetensors"]) + 3 * 2**23
 
 
 def test_another_range_than_was_asked_for_is_not_taken(hub, fetcher, files, size):
@@ -681,12 +695,39 @@ def test_a_proxy_of_the_environment_is_used(hub, fetcher, files):
     assert any("/cdn/" in path for path in seen)
 
 
+def test_a_certificate_that_nobody_signed(models, tmp_path):
+    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
+    make = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost"]
+    names = ["-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
+    subprocess.run([*make, *names, "-keyout", key, "-out", certificate], check=True, capture_output=True)
+    hub = Hub()
+    hub.use_tls(certificate, key)
+    files = {"config.json": b"{}", "model.safetensors": os.urandom(500_000)}
+    hub.repository(REPOSITORY).commit(files)
+    with hub:
+        fetcher = Fetcher(hub, models)
+        done = fetcher.run()
+        assert done.code == 1
+        assert "name its certificate's file in SSL_CERT_FILE" in done.err
+        assert "asking again" not in done.err
+        fetcher.environment = {"SSL_CERT_FILE": str(certificate)}
+        done = fetcher.run()
+        assert done.code == 0, done.err
+        check_published(fetcher, files)
+
+
 def test_only_some_of_the_files(hub, fetcher, files):
     assert fetcher.run("--include", "*.json", "--include", "modeling/", "--exclude", "*.py").code == 0
     assert {each.name for each in fetcher.published().iterdir()} == {"config.json", "aerie-manifest.json"}
     done = fetcher.run()
     assert done.code == 1
     assert "is published without" in done.err
+
+
+def test_a_run_for_some_of_the_files_leaves_what_another_has_fetched(hub, fetcher, files, half):
+    assert fetcher.run("--include", "*.json", "--no-switch", "--name", "Kimi-K2.5").code == 0
+    assert half.is_dir()
+    assert any((half / "files").rglob("*.safetensors"))
 
 
 def test_a_dry_run_fetches_nothing(hub, fetcher, files, size, models):
@@ -699,6 +740,7 @@ def test_a_dry_run_fetches_nothing(hub, fetcher, files, size, models):
 
 def test_a_limit_on_the_rate_holds(hub, fetcher):
     hub.repository(REPOSITORY).commit({f"{n}.safetensors": os.urandom(5_000_000) for n in range(6)})
+    hub.pace = 1e9  # in small pieces, which are counted once they are sent
     child = fetcher.start("--limit-rate", "2MB")
     wait_for(lambda: hub.sent > 3_000_000)
     began, sent = time.monotonic(), hub.sent
@@ -790,6 +832,17 @@ def test_xet_that_has_nothing_is_left_for_https(hub, fetcher, files, in_xet, siz
     assert done.err.count("Xet is of no use here") == 1
     check_published(fetcher, files)
     assert fetcher.run("--name", "other", "--transport", "xet").code == 1
+
+
+def test_xet_that_does_not_answer_is_left_for_https(hub, fetcher, files, in_xet, size):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        hub.xet_endpoint = f"http://127.0.0.1:{taken.getsockname()[1]}"
+        done = fetcher.run(timeout=120)
+    assert done.code == 0, done.err
+    assert done.err.count("Xet is of no use here") == 1
+    check_published(fetcher, files)
+    print(f"without Xet's server: {done.seconds:.1f} s")
 
 
 def test_no_token_for_xet_is_left_for_https(hub, fetcher, files, in_xet):

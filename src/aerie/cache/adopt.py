@@ -26,8 +26,9 @@ from aerie.cache.hashing import ShortFileError, digest, git_sha1
 from aerie.cache.inside import directory, walk
 from aerie.cache.layout import CURRENT, PREVIOUS, Model, Store, StoreError, load_manifest, make_directory, sync
 from aerie.cache.manifest import MANIFEST, File, Manifest, ManifestError, content_revision
-from aerie.cache.meter import Meter, amount
+from aerie.cache.meter import Meter
 from aerie.cache.names import check_files, check_revision, model_of
+from aerie.cache.progress import amount
 from aerie.cache.repair import ADOPTED
 from aerie.cache.sharing import clone, copy_range
 from aerie.cache.sources.opening import open_source

@@ -133,7 +133,8 @@ def _refuse(options: Options, message: str, code: int) -> int:
 
 
 def _in_words(result: Result) -> str:
-    what = f"{result.name}@{result.revision}: {result.files} files, {amount(result.bytes)}"
+    named = f"{result.name}@{result.revision}" if result.revision else result.name
+    what = f"{named}: {result.files} files, {amount(result.bytes)}"
     if result.state == "not fetched":
         return f"{what}, of which {amount(result.fetched_bytes)} would be fetched"
     where = f"{result.path}{', which is current' if result.current else ''}"
@@ -289,10 +290,17 @@ class _Fetch:
             if self._options.dry_run:
                 return self._result(revision, files, "there already", 0)
             return self._there(revision, files)
-        key = listing.revision or hashlib.sha256(source.description.encode()).hexdigest()[:40]
         if self._options.dry_run:
-            return self._dry(key, offers)
-        return self._download(source, listing.revision, key, offers)
+            return self._dry(listing.revision or "", offers)
+        return self._download(source, listing.revision, self._key(source, listing), offers)
+
+    def _key(self, source: Source, listing: Listing) -> str:
+        """Return what the staging is called: a run for some of the files must not tidy away another one's."""
+        options = self._options
+        if listing.revision is not None and not (options.include or options.exclude):
+            return listing.revision
+        parts = [source.description, listing.revision, list(options.include), list(options.exclude)]
+        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:40]
 
     def _check_same(self, revision: str, files: Sequence[File], offers: Sequence[Offer]) -> None:
         there = {file.path: file for file in files}
@@ -331,9 +339,9 @@ class _Fetch:
             self._model.current() == revision,
         )
 
-    def _dry(self, key: str, offers: tuple[Offer, ...]) -> Result:
+    def _dry(self, revision: str, offers: tuple[Offer, ...]) -> Result:
         # What is half fetched counts as missing, since a dry run touches nothing.
-        return self._result(key, offers, "not fetched", sum(offer.size for offer in offers))
+        return self._result(revision, offers, "not fetched", sum(offer.size for offer in offers))
 
     def _download(self, source: Source, revision: str | None, key: str, offers: tuple[Offer, ...]) -> Result:
         options = self._options

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from aerie.cache.meter import amount
+from aerie.cache.progress import amount
 
 _SHOWN_RANGES = 8
 

@@ -3,12 +3,15 @@
 import errno
 import os
 import stat
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+_LEASED = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +50,7 @@ def open_inside(root: int, path: str, flags: int = os.O_RDONLY, mode: int = 0o60
             if at != root:
                 os.close(at)
             at = inner
-        descriptor = os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, mode, dir_fd=at)
+        descriptor = _open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, mode, at)
     finally:
         if at != root:
             os.close(at)
@@ -55,6 +58,15 @@ def open_inside(root: int, path: str, flags: int = os.O_RDONLY, mode: int = 0o60
         os.close(descriptor)
         raise OSError(errno.EINVAL, "it is no regular file", path)
     return descriptor
+
+
+def _open(name: str, flags: int, mode: int, at: int) -> int:
+    for _ in range(_LEASED):
+        try:
+            return os.open(name, flags, mode, dir_fd=at)
+        except BlockingIOError:  # somebody asks by a lease, for this moment, whether the file is in use
+            time.sleep(0.005)
+    return os.open(name, flags, mode, dir_fd=at)
 
 
 def walk(root: int) -> Iterator[Entry]:

@@ -119,10 +119,10 @@ def _compare(root: int, tasks: Sequence[Task], threads: int, entries: Mapping[st
 def _content(file: File, found: Found, size: int) -> list[Finding]:
     findings = []
     wrong = tuple(found.wrong)
-    told = f"of {len(file.segments)} segments {ranges(wrong)}"
+    told = f"segments {ranges(wrong)} of 0-{len(file.segments) - 1}" if len(file.segments) > 1 else "its only segment"
     if size != file.size:
         kind = Kind.TRUNCATED if size < file.size else Kind.TOO_LONG
-        detail = f"{size:,} bytes, expected {file.size:,}" + (f"; {told} wrong" if wrong else "")
+        detail = f"{size:,} bytes, expected {file.size:,}" + (f"; wrong: {told}" if wrong else "")
         findings.append(Finding(file.path, kind, detail, wrong))
     elif wrong:
         findings.append(Finding(file.path, Kind.ALTERED, told, wrong))

@@ -11,7 +11,7 @@ from typing import Any
 from aerie.cache.inside import directory, walk
 from aerie.cache.layout import Model, Store, StoreError, load_manifest
 from aerie.cache.manifest import ManifestError
-from aerie.cache.meter import amount
+from aerie.cache.progress import amount
 
 _BLOCK = 512  # bytes of st_blocks
 

@@ -6,21 +6,11 @@ import time
 from types import TracebackType
 from typing import Self, TextIO
 
+from aerie.cache.progress import amount
 from aerie.gate.words import rough
 
 _ON_TERMINAL = 0.5  # seconds
 _ELSEWHERE = 10.0  # seconds
-_UNITS = ("B", "kB", "MB", "GB", "TB")
-_NEXT = 999.5  # what rounds to 1000 takes the next unit
-
-
-def amount(count: float) -> str:
-    """Return bytes in words, in decimal units."""
-    for unit in _UNITS[:-1]:
-        if count < _NEXT:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.3g} {unit}"
-        count /= 1000
-    return f"{count:.3g} {_UNITS[-1]}"
 
 
 class StoppedError(Exception):

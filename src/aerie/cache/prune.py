@@ -12,7 +12,7 @@ from pathlib import Path
 
 from aerie.cache.layout import BusyError, Model, Store, StoreError, sync
 from aerie.cache.listing import used
-from aerie.cache.meter import amount
+from aerie.cache.progress import amount
 
 _DAY = 24 * 60 * 60
 

@@ -24,7 +24,8 @@ from aerie.cache.hashing import Task, compare, digest
 from aerie.cache.inside import directory, open_inside
 from aerie.cache.layout import DIRECTORY_MODE, FILE_MODE, Model, make_directory
 from aerie.cache.manifest import File, Manifest, spans
-from aerie.cache.meter import Meter, amount
+from aerie.cache.meter import Meter
+from aerie.cache.progress import amount
 from aerie.cache.sharing import clone, copy_range
 from aerie.cache.sources.opening import open_source
 from aerie.cache.sources.source import Offer, Source, SourceError, TryAgainError

@@ -1,6 +1,8 @@
 """Where models lie: what is published, current, previous, locked, held."""
 
+import fcntl
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -8,6 +10,7 @@ import threading
 import pytest
 from cache_store import CONTENT, FIRST, SECOND, THIRD, described, make_manifest, publish, write_files
 
+from aerie.cache.inside import directory, open_inside
 from aerie.cache.layout import BusyError, StoreError, hold, load_manifest
 from aerie.cache.manifest import MANIFEST, ManifestError
 from aerie.cache.names import NameRefusedError
@@ -191,6 +194,18 @@ def test_a_file_that_any_process_has_open_or_mapped_is_in_use(model):
             other.stdin.close()
             other.wait()
         assert not model.in_use(FIRST)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="a lease is the owner's or root's")
+def test_who_opens_a_file_while_it_is_asked_whether_it_is_in_use_gets_it(model):
+    path = publish(model, CONTENT)
+    with (path / "config.json").open("rb") as leased, directory(path) as root:
+        fcntl.fcntl(leased, fcntl.F_SETSIG, signal.SIGURG)
+        fcntl.fcntl(leased, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+        threading.Timer(0.05, fcntl.fcntl, (leased, fcntl.F_SETLEASE, fcntl.F_UNLCK)).start()
+        descriptor = open_inside(root, "config.json")
+    assert os.read(descriptor, 100) == CONTENT["config.json"]
+    os.close(descriptor)
 
 
 def test_what_is_being_removed_cannot_be_held(model):

@@ -245,7 +245,7 @@ def test_people_read_a_table(model, store, capsys):
     assert run("verify", "--models-dir", store.root) == 1
     shown = capsys.readouterr().out
     assert f"Model@{FIRST}: 2 of 8 files are wrong" in shown
-    assert f"  config.json                       missing  54 bytes\n  {SHARD}  altered  of 1 segments 0\n" in shown
+    assert f"  config.json                       missing  54 bytes\n  {SHARD}  altered  its only segment\n" in shown
 
 
 @pytest.mark.parametrize(

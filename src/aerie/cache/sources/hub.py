@@ -33,6 +33,7 @@ LEAST = 64 * 1024
 _PIECE = 2**20
 _CONNECT = 30.0  # seconds
 _HOPS = 5
+_PATIENCE = 0.5  # seconds
 _SMALLEST_WINDOW = 64 * 1024
 _LARGEST_WINDOW = 4 * 2**20
 _XET_FAILURES = 3
@@ -58,10 +59,12 @@ class HubSource:
         transport: str = "auto",
         limit: float | None = None,
     ) -> None:
-        """Prepare; nothing is asked yet. Raises SourceError where the token cannot be read."""
+        """Prepare; nothing is asked yet. Raises SourceError where the token or the endpoint is none."""
         self.description = f"hf:{repository}"
         self._endpoint = (endpoint or os.environ.get("HF_ENDPOINT") or HUB).rstrip("/")
         self.options = {} if self._endpoint == HUB else {"endpoint": _without_user(self._endpoint)}
+        if urlsplit(self._endpoint).scheme not in {"http", "https"} or not urlsplit(self._endpoint).hostname:
+            raise SourceError(f"HF_ENDPOINT is {self._endpoint!r}, which is no address such as https://mirror.example")
         self._repository = repository
         self._wanted = revision or "main"
         self._commit: str | None = None
@@ -70,10 +73,14 @@ class HubSource:
         # A signed address, which needs no token, by path.
         self._addresses: dict[str, str] = {}
         self._not_in_xet: set[str] = set()
+        self._told_of_ranges = False
+        # Of files whose server knows no ranges, by path.
+        self._streams: dict[str, _Stream] = {}
         # Who reads slowly lets the kernel read ahead, into the buffers of every connection.
         self._window = None if limit is None else int(min(max(limit / 40, _SMALLEST_WINDOW), _LARGEST_WINDOW))
         self._xet = _Xet(self._endpoint, self._token) if transport != "https" else None
-        if transport == "auto" and os.environ.get("HF_HUB_DISABLE_XET", "").upper() in {"1", "ON", "YES", "TRUE"}:
+        disabled = os.environ.get("HF_HUB_DISABLE_XET", "").upper() in {"1", "ON", "YES", "TRUE"}
+        if transport == "auto" and (disabled or limit is not None):  # Xet reads ahead, faster than a limit says
             self._xet = None
         with contextlib.suppress(ImportError, AttributeError):  # it is not of httpx's interface
             from httpcore._sync.http11 import HTTP11Connection  # noqa: PLC0415
@@ -100,6 +107,8 @@ class HubSource:
             response = error.response
             raise self._refused(response.status_code, response.headers) from None
         except Exception as error:
+            if _is_certificate(error):
+                raise SourceError(_certificate(urlsplit(self._endpoint).hostname, error)) from None
             # huggingface_hub's own HTTP library changes its name between releases; its errors come from there.
             if isinstance(error, OSError) or type(error).__module__.startswith("httpx"):
                 raise TryAgainError(f"{self._endpoint} does not answer: {_words(error)}") from None
@@ -152,9 +161,14 @@ class HubSource:
             raise SourceError(
                 f"{self._endpoint} does not tell how large {sibling.rfilename!r} is: it is no whole mirror of the Hub"
             )
+        digest = sibling.blob_id if sibling.lfs is None else str(sibling.lfs.sha256).removeprefix("sha256:")
+        if not digest or len(digest) != (40 if sibling.lfs is None else 64) or set(digest) - set("0123456789abcdef"):
+            raise SourceError(
+                f"{self._endpoint} gives {digest!r} as the digest of {sibling.rfilename!r}, by which nothing can be "
+                "proven: it is no whole mirror of the Hub"
+            )
         if sibling.lfs is None:
             return Offer(sibling.rfilename, sibling.size, git_sha1=sibling.blob_id, version=sibling.blob_id)
-        digest = str(sibling.lfs.sha256).removeprefix("sha256:")
         return Offer(sibling.rfilename, sibling.size, sha256=digest, version=digest)
 
     def _leave_xet(self, why: str) -> None:
@@ -177,15 +191,54 @@ class HubSource:
             return found
 
     def _location(self, address: str, response: httpx.Response, offer: Offer) -> str:
-        location: str = urljoin(address, response.headers.get("Location", ""))
-        if urlsplit(location).scheme not in {"http", "https"}:
-            raise SourceError(
-                f"{offer.path} is redirected to {location.split('?', maxsplit=1)[0]!r}, which is no web address"
-            )
+        given = response.headers.get("Location", "")
+        try:
+            location: str = urljoin(address, given)
+            good = urlsplit(location).scheme in {"http", "https"} and bool(urlsplit(location).hostname)
+        except ValueError:
+            good = False
+        if not good or given.rstrip("/").endswith(":"):
+            where = given.partition("?")[0]
+            raise SourceError(f"{offer.path} is redirected to {where!r}, which is no web address")
         return location
 
     def _over_https(self, offer: Offer, start: int, end: int) -> Iterator[bytes]:
-        headers = {"Range": f"bytes={start}-{end - 1}"}
+        if offer.path not in self._streams:
+            with self._answer(offer, {"Range": f"bytes={start}-{end - 1}"}) as response:
+                self._check(offer, response, start, end)
+                if response.status_code == httpx.codes.PARTIAL_CONTENT or (start, end) == (0, offer.size):
+                    yield from _exactly(offer, _watched(response), 0, end - start)
+                    return
+            self._streams.setdefault(offer.path, _Stream())
+            if not self._told_of_ranges:
+                self._told_of_ranges = True
+                host = response.url.host
+                _log.warning("%s sends whole files where parts are asked for: over one connection each, then", host)
+        yield from self._in_order(self._streams[offer.path], offer, start, end)
+
+    def _in_order(self, stream: "_Stream", offer: Offer, start: int, end: int) -> Iterator[bytes]:
+        """Yield a part of what can only be had from the beginning, when it is this part's turn."""
+        with stream.turn(start):
+            try:
+                if stream.pieces is None or stream.at != start:
+                    stream.close()
+                    response = stream.stack.enter_context(self._answer(offer, {}))
+                    self._check(offer, response, 0, offer.size)
+                    stream.pieces, stream.at = _exactly(offer, _watched(response), start, offer.size - start), start
+                while stream.at < end:
+                    piece = stream.rest or next(stream.pieces)
+                    piece, stream.rest = piece[: end - stream.at], piece[end - stream.at :]
+                    stream.at += len(piece)
+                    yield piece
+            except BaseException:
+                stream.close()
+                raise
+            if stream.at == offer.size:
+                stream.close()
+
+    @contextlib.contextmanager
+    def _answer(self, offer: Offer, headers: Mapping[str, str]) -> Iterator[httpx.Response]:
+        """Ask for a file where the Hub sends for it; the answer may be an error's."""
         address = self._addresses.get(offer.path) or self._address(offer.path)
         for attempt in range(_HOPS):
             with self._open(address, headers, offer) as response:
@@ -202,20 +255,18 @@ class HubSource:
                         continue
                     host = urlsplit(str(response.url)).hostname
                     raise SourceError(f"{host}, where the Hub sends for {offer.path}, answers {response.status_code}")
-                yield from self._body(offer, response, start, end)
+                yield response
                 return
         raise SourceError(f"{offer.path} is redirected without end")
 
-    def _body(self, offer: Offer, response: httpx.Response, start: int, end: int) -> Iterator[bytes]:
+    def _check(self, offer: Offer, response: httpx.Response, start: int, end: int) -> None:
+        """Raise SourceError or TryAgainError where an answer is neither this part of the file nor all of it."""
         status = response.status_code
-        skip = 0
         if status == httpx.codes.PARTIAL_CONTENT:
             found = response.headers.get("Content-Range", "")
-            if found.lower() != f"bytes {start}-{end - 1}/{offer.size}":
+            if found.lower() not in {f"bytes {start}-{end - 1}/{total}" for total in (offer.size, "*")}:
                 raise _range_error(offer, found, start, end)
         elif status == httpx.codes.OK:
-            # A server that knows no ranges: what comes before is read and thrown away.
-            skip = start
             length = response.headers.get("Content-Length")
             if length is not None and length != str(offer.size):
                 raise SourceError(
@@ -230,7 +281,6 @@ class HubSource:
             connection = response.extensions["network_stream"].get_extra_info("socket")
             if connection is not None:
                 connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, self._window)
-        yield from _exactly(offer, _watched(response), skip, end - start)
 
     @contextlib.contextmanager
     def _open(self, address: str, headers: Mapping[str, str], offer: Offer) -> Iterator[httpx.Response]:
@@ -249,10 +299,7 @@ class HubSource:
         except (httpx.HTTPError, httpx.StreamError, OSError) as error:
             host = urlsplit(address).hostname
             if _is_certificate(error):
-                raise SourceError(
-                    f"{host} cannot prove that it is {host}: {_words(error)}; where a proxy of yours answers in its "
-                    "place, name its certificate's file in SSL_CERT_FILE"
-                ) from None
+                raise SourceError(_certificate(host, error)) from None
             raise TryAgainError(f"{host}: {_words(error)}") from None
 
     def _address(self, path: str) -> str:
@@ -299,6 +346,41 @@ class HubSource:
         if message == "Access to this resource is disabled.":
             return SourceError(f"{where} was disabled by the Hub")
         return SourceError(f"{where} answers {status}" + (f": {message}" if message else ""))
+
+
+class _Stream:
+    """A file that its server sends from the beginning only: those who want parts of it take turns, in order."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._waiting: list[int] = []
+        self._busy = False
+        self.stack = contextlib.ExitStack()
+        self.pieces: Iterator[bytes] | None = None
+        self.at = 0
+        self.rest = b""
+
+    @contextlib.contextmanager
+    def turn(self, start: int) -> Iterator[None]:
+        """Wait until this part is the first of those that are wanted, and nobody reads."""
+        with self._changed:
+            # The parts before it may be about to come.
+            self._changed.wait_for(lambda: self.at >= start, _PATIENCE)
+            self._waiting.append(start)
+            self._changed.wait_for(lambda: not self._busy and start == min(self._waiting))
+            self._waiting.remove(start)
+            self._busy = True
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._busy = False
+                self._changed.notify_all()
+
+    def close(self) -> None:
+        """Give the connection up."""
+        self.stack.close()
+        self.pieces, self.rest = None, b""
 
 
 class _XetRefusedError(Exception):
@@ -428,9 +510,12 @@ class _Xet:
 
     def close(self) -> None:
         """Give up connections."""
-        with self._lock, contextlib.suppress(Exception):
-            if self._group is not None:
-                self._group.abort()
+        group, session = self._group, self._session  # without the lock: who has it may wait for the network
+        with contextlib.suppress(Exception):
+            if group is not None:
+                group.abort()
+            if session is not None:
+                session.sigint_abort()
 
 
 class _Watch:
@@ -556,11 +641,19 @@ def _is_commit(text: str) -> bool:
 
 
 def _is_certificate(error: BaseException) -> bool:
-    while error is not None:
-        if isinstance(error, ssl.SSLCertVerificationError):
+    at: BaseException | None = error
+    while at is not None:
+        if isinstance(at, ssl.SSLCertVerificationError) or "CERTIFICATE_VERIFY_FAILED" in str(at):
             return True
-        error = error.__cause__ or error.__context__  # type: ignore[assignment]
+        at = at.__cause__ or at.__context__
     return False
+
+
+def _certificate(host: str | None, error: BaseException) -> str:
+    return (
+        f"{host} cannot prove that it is {host}: {_words(error)}; where a proxy of yours answers in its place, "
+        "name its certificate's file in SSL_CERT_FILE"
+    )
 
 
 def _retry_after(headers: Mapping[str, str]) -> float | None:
