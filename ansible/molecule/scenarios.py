@@ -31,6 +31,7 @@ LONGEST = (
     "docker/default",
     "pcie_fabric/default",
     "nvidia_container_toolkit/default",
+    "model_cache/default",
     "vllm/many",
     "pcie_fabric/proof",
 )

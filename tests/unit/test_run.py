@@ -98,3 +98,15 @@ def test_a_log_is_looked_for_where_one_stands(tmp_path: Path) -> None:
     done = subprocess.run([SCRIPT, "diagnose", "crash.log"], cwd=tmp_path, text=True, capture_output=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "--enable-turbo" in done.stdout
+
+
+def test_a_model_is_looked_for_where_one_stands(tmp_path: Path) -> None:
+    (tmp_path / "weights").mkdir()
+    (tmp_path / "weights/config.json").write_text("{}")
+    (tmp_path / "models").mkdir()
+    done = subprocess.run(
+        [SCRIPT, "model", "fetch", "./weights", "--models-dir", "models"],
+        cwd=tmp_path, text=True, capture_output=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "models/weights/current/config.json").read_text() == "{}"

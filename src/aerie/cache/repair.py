@@ -17,6 +17,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from aerie.cache.findings import Finding, Kind, Report, ranges
@@ -67,11 +68,13 @@ def repair(model: Model, manifest: Manifest, report: Report, reach: Reach, threa
         mending.put_aside([each for each in report.findings if each.kind is Kind.EXTRA])
         if wrong := _wrong(path, manifest, report, threads):
             make_directory(work, 0o700)
-            source = _open(manifest, reach)
-            try:
-                mending.mend(wrong, source, _Pace(reach.limit))
-            finally:
-                source.close()
+            mending.mend([(file, numbers) for file, numbers in wrong if not numbers], None, reach)  # too long, or empty
+            if to_fetch := [(file, numbers) for file, numbers in wrong if numbers]:
+                source = _open(manifest, reach)
+                try:
+                    mending.mend(to_fetch, source, reach)
+                finally:
+                    source.close()
         mending.open_to_service()
     except (_NotRepairedError, SourceError, TryAgainError) as error:
         report.error = f"not repaired: {error}"
@@ -87,7 +90,8 @@ def _wrong(path: Path, manifest: Manifest, report: Report, threads: int) -> list
     found: dict[str, set[int]] = {}
     for finding in report.findings:
         if finding.kind in _CONTENT and finding.path in files:
-            numbers = finding.segments or range(len(files[finding.path].segments))
+            everything = finding.kind is Kind.NO_FILE
+            numbers = range(len(files[finding.path].segments)) if everything else finding.segments
             found.setdefault(finding.path, set()).update(numbers)
     if report.quick:
         present = [name for name in found if not _kinds(report, name) & {Kind.MISSING, Kind.NO_FILE}]
@@ -128,16 +132,24 @@ class _Mending:
                 os.fsync(folder)
         self._done(each for each in list(strange) if each.kind is Kind.EXTRA)
 
-    def mend(self, wrong: Sequence[tuple[File, list[int]]], source: Source, pace: "_Pace") -> None:
-        """Replace the files by whole ones; raises _NotRepairedError, SourceError, OSError."""
-        offers = {offer.path: offer for offer in _listed(source)}
-        _check_offers(wrong, offers, source)
+    def mend(self, wrong: Sequence[tuple[File, list[int]]], source: Source | None, reach: Reach) -> None:
+        """Replace the files by whole ones; without a source nothing may be wrong in them but their length.
+
+        Raises _NotRepairedError, SourceError, OSError.
+        """
+        if not wrong:
+            return
+        offers = {} if source is None else {offer.path: offer for offer in _listed(source)}
+        if source is not None:
+            _check_offers(wrong, offers, source)
         _check_space(wrong, self._work)
+        pace = _Pace(reach.limit)
         to_fetch = sum(end - start for file, numbers in wrong for start, end in _spans(file, numbers))
         with Meter(f"repair {self._report.name}@{self._report.revision[:12]}", to_fetch) as meter:
             for file, numbers in wrong:
                 draft = self._work / "file"
-                _make(self._path, draft, file, numbers, _Fetcher(source, offers[file.path], pace, meter))
+                fetcher = None if source is None else _Fetcher(source, offers[file.path], pace, meter)
+                _make(self._path, draft, file, numbers, fetcher)
                 findings = [each for each in self._report.findings if each.path == file.path]
                 self.put_aside([each for each in findings if each.kind is Kind.NO_FILE])
                 _make_folders(self._path, file.path)
@@ -145,7 +157,8 @@ class _Mending:
                     os.rename(draft, name, dst_dir_fd=folder)
                     os.fsync(folder)
                 self._done(findings)
-        self._report.notes.append(f"{amount(meter.done)} taken from {source.description}")
+        if source is not None:
+            self._report.notes.append(f"{amount(meter.done)} taken from {source.description}")
 
     def open_to_service(self) -> None:
         """Give what is there the owner and modes of what is published; raises OSError."""
@@ -268,7 +281,7 @@ def _write(target: int, piece: bytes, at: int) -> None:
         at += count
 
 
-def _make(path: Path, draft: Path, file: File, numbers: Sequence[int], fetcher: _Fetcher) -> None:
+def _make(path: Path, draft: Path, file: File, numbers: Sequence[int], fetcher: _Fetcher | None) -> None:
     """Write a whole file to `draft`: what is good of the damaged one, and the segments `numbers` from the source."""
     draft.unlink(missing_ok=True)
     target = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
@@ -278,8 +291,10 @@ def _make(path: Path, draft: Path, file: File, numbers: Sequence[int], fetcher: 
             with directory(path) as root:
                 _copy(root, target, file, good)
         os.ftruncate(target, file.size)
-        with ThreadPoolExecutor(_CONNECTIONS) as pool:
-            list(pool.map(lambda number: fetcher.fetch(target, file, number), numbers))
+        if fetcher is not None:
+            fetch = partial(fetcher.fetch, target, file)
+            with ThreadPoolExecutor(_CONNECTIONS) as pool:
+                list(pool.map(fetch, numbers))
         sha256, segments = digest(target, file.size)
         if sha256 != file.sha256:
             others = [number for number, each in enumerate(segments) if each != file.segments[number]]

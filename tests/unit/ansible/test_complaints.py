@@ -18,7 +18,7 @@ DEFAULTS = {
     for name, option in OPTIONS.items()
     if "default" in option and "{{" not in str(option["default"])
 }
-ROLES = ["host_check", "nvidia_driver", "docker", "nvidia_container_toolkit", "pcie_fabric", "vllm"]
+ROLES = ["host_check", "nvidia_driver", "docker", "nvidia_container_toolkit", "pcie_fabric", "model_cache", "vllm"]
 
 
 @pytest.mark.parametrize(

@@ -29,9 +29,10 @@ def test_every_pin_has_a_digest_and_none_names_a_host(lock: Path) -> None:
     assert "://" not in text
 
 
-def test_one_environment_serves_deploying_and_developing() -> None:
+@pytest.mark.parametrize("name", ["deploy", "models"])
+def test_one_environment_serves_deploying_fetching_and_developing(name: str) -> None:
     dev = pins("dev")
-    assert {name: version for name, version in pins("deploy").items() if dev.get(name) != version} == {}
+    assert {name: version for name, version in pins(name).items() if dev.get(name) != version} == {}
 
 
 def test_what_aerie_imports_has_the_images_versions() -> None:

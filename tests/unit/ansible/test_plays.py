@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 ANSIBLE = Path(__file__).parents[3] / "ansible"
-ROLES = ["host_check", "nvidia_driver", "docker", "nvidia_container_toolkit", "pcie_fabric", "vllm"]
+ROLES = ["host_check", "nvidia_driver", "docker", "nvidia_container_toolkit", "pcie_fabric", "model_cache", "vllm"]
 """In the order in which a host needs them."""
 # A host's variable `does` is a list of {role, file, and what}.
 TASKS = """
@@ -89,6 +89,7 @@ def test_site_runs_the_roles_in_order_and_ends_before_the_service_where_somethin
     code, output = plays.play("site", {
         "full": {},
         "laptop": {"aerie_gpus": 0},
+        "models": {"aerie_gpus": 0, "model_cache_models": [{"name": "small"}]},
         "broken": does("host_check", fails=["seven of eight GPUs"]),
         "waits": does("nvidia_driver", reboot={"why": "driver 580.1 is installed, 570.2 is loaded", "ok": False})
         | {"ansible_connection": "flaky"},
@@ -97,8 +98,9 @@ def test_site_runs_the_roles_in_order_and_ends_before_the_service_where_somethin
     assert code == 2
     assert plays.ran("full") == ROLES
     assert plays.ran("laptop") == ["docker", "vllm"]
+    assert plays.ran("models") == ["docker", "model_cache", "vllm"]
     assert plays.ran("broken") == ["host_check"]
-    assert plays.ran("waits") == plays.ran("itself") == ROLES[:-1]
+    assert plays.ran("waits") == plays.ran("itself") == ROLES[:-2]
     assert "seven of eight GPUs" in output
     assert "waits needs a reboot: driver 580.1 is installed, 570.2 is loaded. Nothing permits it: reboot it" in output
     assert "or set aerie_reboot_ok: true, then run the play again; the service comes after that." in output
@@ -217,7 +219,7 @@ def test_undo_wants_a_word_and_goes_backwards(plays: Plays) -> None:
     code, output = plays.play("undo", hosts, "-e", "aerie_undo=true")
     assert code == 0, output
     assert plays.ran("a") == [f"{role}/undo" for role in reversed(ROLES)]
-    assert plays.ran("laptop") == ["vllm/undo", "docker/undo", "host_check/undo"]
+    assert plays.ran("laptop") == ["vllm/undo", "model_cache/undo", "docker/undo", "host_check/undo"]
     assert (
         "reboot needed: a still runs with what was taken back, until it is rebooted: module nvidia is loaded." in output
     )

@@ -212,6 +212,17 @@ def test_a_quick_look_that_saw_one_wrong_segment_mends_them_all(model, copy_of, 
     assert run_json()[0] == 0
 
 
+@pytest.mark.parametrize("how", [[], ["--quick"]], ids=["full", "quick"])
+def test_a_file_that_is_only_too_long_needs_no_source(model, how, run_json):
+    path = publish(model, MODEL)
+    damage(path, SHARD, lambda content: content + b"1")
+    damage(path, "empty.txt", lambda _: b"1")
+    code, report = run_json("--repair", *how)
+    assert code == 0
+    assert not [each for each in report["notes"] if "taken from" in each]
+    assert run_json()[0] == 0
+
+
 def test_extra_files_are_moved_aside_and_not_lost(model, copy_of, run_json):
     path = publish(model, MODEL, source=str(copy_of))
     write_files(path, {"notes/mine.txt": b"dear"})

@@ -72,3 +72,12 @@ def test_links_into_a_cache_count_once(tmp_path: Path) -> None:
     (tmp_path / "snapshots/gone").symlink_to("../blobs/none")
     assert reading.size_of(tmp_path) == 1000
     assert reading.size_of(tmp_path / "none") == 0
+
+
+def test_half_of_a_file_and_a_second_name_are_no_bytes_more(tmp_path: Path) -> None:
+    with (tmp_path / "half fetched").open("wb") as file:
+        file.truncate(10**9)
+    assert reading.size_of(tmp_path) == 0
+    (tmp_path / "weights").write_bytes(bytes(5000))
+    (tmp_path / "of the next revision, too").hardlink_to(tmp_path / "weights")
+    assert reading.size_of(tmp_path) == 5000

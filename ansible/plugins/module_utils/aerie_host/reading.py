@@ -24,6 +24,8 @@ BLOCK = 8 << 20
 LEAST_FILE = 256 << 20
 # How many names of a large directory are looked at.
 MOST_ENTRIES = 50000
+# What stat counts a file's space in, whatever the blocks of its file system.
+BLOCK = 512
 
 
 class Unmeasurable(Exception):  # noqa: N818
@@ -81,13 +83,20 @@ def largest_file(directory: Path) -> Path | None:
 
 
 def size_of(directory: Path) -> int:
-    """Add up the bytes of the files below `directory`; a link, as caches of models have many, counts for nothing."""
+    """Add up the bytes that the files below `directory` take of the disk.
+
+    A link counts for nothing, as caches of models have many, and so does a second name of a file, as revisions share
+    them, and what has not yet come of a file that is being fetched.
+    """
     total, seen = 0, 0
+    counted = set()
     for folder, _, names in os.walk(directory):
         for name in names:
             seen += 1
             status = Path(folder, name).lstat()
-            total += status.st_size if stat.S_ISREG(status.st_mode) else 0
+            if stat.S_ISREG(status.st_mode) and (status.st_dev, status.st_ino) not in counted:
+                counted.add((status.st_dev, status.st_ino))
+                total += min(status.st_size, status.st_blocks * BLOCK)
         if seen > MOST_ENTRIES:
             break
     return total
