@@ -21,9 +21,9 @@ _SETTINGS = {
     "aerie.cache.fetch.RESERVE": 0,
     "aerie.cache.fetch.FIRST_PAUSE": 0.01,
     "aerie.cache.fetch.LIST_ATTEMPTS": 3,
-    "aerie.cache.download.FIRST_PAUSE": 0.01,
-    "aerie.cache.download.LONGEST_PAUSE": 0.02,
-    "aerie.cache.download.ATTEMPTS": 4,
+    "aerie.cache.patience.FIRST_PAUSE": 0.01,
+    "aerie.cache.patience.LONGEST_PAUSE": 0.02,
+    "aerie.cache.patience.ATTEMPTS": 4,
 }
 _PROGRAM = """
 import importlib, json, sys

@@ -20,7 +20,7 @@ from hub_server import Blob, Hub
 from aerie.cache.manifest import SEGMENT
 
 FIRST, SECOND = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
-PATIENT = {"aerie.cache.download.ATTEMPTS": 60}
+PATIENT = {"aerie.cache.patience.ATTEMPTS": 60}
 
 
 def test_what_is_there_is_published_whole_and_not_fetched_again(hub, fetcher, files, size):

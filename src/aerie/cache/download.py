@@ -3,61 +3,37 @@
 Whatever ends it, a kill and a crash of the machine too, the same call goes on where it was; see ledger.py.
 """
 
-import errno
-import fcntl
 import logging
 import os
-import random
-import stat
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from contextlib import closing, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, TypeVar
 
 from aerie.cache import hashing
-from aerie.cache.inside import directory, open_inside, walk
+from aerie.cache.held import Held
 from aerie.cache.ledger import Identity, Ledger, boot_id
 from aerie.cache.manifest import SEGMENT, File
-from aerie.cache.sources.source import Offer, Source, SourceError, TryAgainError
+from aerie.cache.pace import Pace
+from aerie.cache.patience import Patience, StoppedError
+from aerie.cache.sources.source import Offer, Source, SourceError, TryAgainError, read
+from aerie.cache.staging import Staging, disk_error, write_all
 
-ATTEMPTS = 10
-"""Attempts without a byte in between, then it is given up: about five minutes."""
-FIRST_PAUSE = 1.0
-"""Seconds before the second attempt; each further pause is twice as long, but LONGEST_PAUSE at most."""
-LONGEST_PAUSE = 60.0
-LONGEST_RETRY_AFTER = 900.0
-"""Seconds for which a source may let us wait."""
-_FLUSH_BYTES = 256 * 1024
-_FLUSH_SECONDS = 0.05
 _SYNC_BYTES = 256 * 2**20
 _SYNC_SECONDS = 5.0
+_FLUSH_SECONDS = 0.25
 _MOST_DIRTY = 2**30
 """Bytes that may be unsynchronised; then it is the disk's turn."""
 _HASHERS = 16
 """Files that are hashed at once, at most."""
 _JOIN_SECONDS = 3.0
-_BURST = 0.1  # seconds in which less came may be made up for
-_FICLONE = 0x40049409  # linux/fs.h
-_CLONE_REFUSED = {errno.EOPNOTSUPP, errno.ENOTTY, errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EPERM, errno.EBADF}
 
 _log = logging.getLogger("aerie")
 _T = TypeVar("_T")
-
-
-class DiskError(Exception):
-    """The disk does not take what is fetched; the message says which error, and where."""
-
-
-class GaveUpError(Exception):
-    """The source did not answer well for so long that it was given up; the message says what it did last."""
-
-
-class _StoppedError(Exception):
-    """Another thread has failed, or the user wants it."""
 
 
 class Tally(Protocol):
@@ -84,26 +60,6 @@ class Tally(Protocol):
         ...
 
 
-class Pace:
-    """A limit on bytes a second, over all who take part."""
-
-    def __init__(self, limit: float | None, stop: threading.Event) -> None:
-        self._limit = limit
-        self._stop = stop
-        self._lock = threading.Lock()
-        self._due = 0.0
-
-    def take(self, count: int) -> None:
-        """Wait until these bytes may have been read."""
-        if self._limit is None:
-            return
-        with self._lock:
-            now = time.monotonic()
-            self._due = max(self._due, now - _BURST) + count / self._limit
-            due = self._due
-        self._stop.wait(max(0.0, due - now))
-
-
 @dataclass(slots=True)
 class _Fetched:
     """A file under way. `lock` of the download guards it."""
@@ -114,8 +70,8 @@ class _Fetched:
     """Segments, by the ledger's numbers, that are not complete."""
     descriptor: int | None = None
     dirty: bool = False
-    anew: bool = False
-    """It was wrong once, and is fetched a second time."""
+    generation: int = 0
+    """1 once it was wrong, and is fetched a second time."""
     result: File | None = None
 
 
@@ -126,8 +82,10 @@ class _State:
     left: int = 0
     """Files that are not proven."""
     dirty: int = 0
-    not_before: float = 0.0
-    """Monotonic time before which the source is left alone."""
+    writing: int = 0
+    """Threads that write at this moment."""
+    closed: bool = False
+    """Whether nobody may write any more."""
     failure: BaseException | None = None
 
 
@@ -151,7 +109,6 @@ class Download:
         """
         self._source = source
         self._offers = tuple(offers)
-        self._root = staging / "files"
         self._tally = tally
         self._connections = connections
         self._donors = donors or {}
@@ -159,15 +116,19 @@ class Download:
         self._ended = threading.Event()
         self._changed = threading.Condition()
         self._pace = Pace(limit, self._stop)
+        self._patience = Patience(self._stop)
+        self._held: set[Held] = set()
+        self._lost: set[int] = set()
+        """Files that could not be synchronised: what is in the page cache of them may never come to the disk."""
         self._state = _State()
         self._threads: list[threading.Thread] = []
         try:
             self._ledger = Ledger(staging / "ledger", self._offers, boot_id())
-            self._directory = os.open(self._root, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-            found = _sweep(self._root, {offer.path for offer in self._offers})
+            self._staging = Staging(staging / "files", (offer.path for offer in self._offers))
+            found = self._staging.found
             self._files = [self._resumed(number, found.get(offer.path)) for number, offer in enumerate(self._offers)]
         except OSError as error:
-            raise _disk_error(error, staging) from None
+            raise disk_error(error, staging) from None
         if self._ledger.damaged:
             _log.warning("%s was no ledger and is now ledger.damaged: its files are fetched anew", staging / "ledger")
         self.there = sum(self._ledger.file_written(number) for number in range(len(self._offers)))
@@ -194,6 +155,7 @@ class Download:
             "fetch": (self._work, self._connections),
             "prove": (self._prove_all, _hashers()),
             "sync": (self._sync_all, 1),
+            "flush": (self._flush_all, 1),
         }
         for name, (target, count) in names.items():
             for number in range(count):
@@ -217,14 +179,20 @@ class Download:
         until = time.monotonic() + _JOIN_SECONDS
         for thread in self._threads:
             thread.join(max(0.0, until - time.monotonic()))
+        with self._changed:
+            # Those that are still waiting for bytes will not write them, and who is writing is waited for.
+            self._state.closed = True
+            self._changed.wait_for(lambda: not self._state.writing, _JOIN_SECONDS)
         with suppress(OSError):  # the failure that ended it says more
             self._sync()
-        # Those that are still waiting for bytes will not write them, but they hold their descriptors.
+        with suppress(OSError):
+            for number in self._lost:
+                self._ledger.distrust(number)
         if not any(thread.is_alive() for thread in self._threads):
             for file in self._files:
                 self._close(file)
             self._ledger.close()
-            os.close(self._directory)
+            self._staging.close()
 
     # --- What is there ------------------------------------------------------------------------------------------------
 
@@ -236,7 +204,7 @@ class Download:
         if status is not None:
             foreign = status.st_nlink > 1 and written < offer.size  # a link: never written to
             if status.st_size != offer.size or foreign or (offer.size and not written):
-                self._remove(offer.path)
+                self._staging.remove(offer.path)
                 status = None
             else:
                 file.result = self._ledger.verified(number, status)
@@ -254,9 +222,7 @@ class Download:
         if donor is None or not file.offer.size:
             return
         with suppress(OSError):
-            self._make_parents(file.offer.path)
-            target = self._root / file.offer.path
-            if _clone(donor, target, file.offer.size):
+            if self._staging.take(file.offer.path, donor, file.offer.size):
                 for index in self._ledger.segments(file.number):
                     self._ledger.note_written(index, self._length(file, index))
 
@@ -278,15 +244,7 @@ class Download:
         """Return the file's descriptor; it is made where it is not there."""
         with self._changed:
             if file.descriptor is None:
-                self._make_parents(file.offer.path)
-                descriptor = open_inside(self._directory, file.offer.path, os.O_RDWR | os.O_CREAT)
-                try:
-                    if os.fstat(descriptor).st_size != file.offer.size:
-                        os.ftruncate(descriptor, file.offer.size)
-                except OSError:
-                    os.close(descriptor)
-                    raise
-                file.descriptor = descriptor
+                file.descriptor = self._staging.open(file.offer.path, file.offer.size)
             return file.descriptor
 
     def _close(self, file: _Fetched) -> None:
@@ -295,25 +253,15 @@ class Download:
                 os.close(file.descriptor)
                 file.descriptor = None
 
-    def _make_parents(self, path: str) -> None:
-        parts = path.split("/")
-        for depth in range(1, len(parts)):
-            with suppress(FileExistsError):
-                os.mkdir("/".join(parts[:depth]), 0o700, dir_fd=self._directory)
-
-    def _remove(self, path: str) -> None:
-        with suppress(FileNotFoundError):
-            os.unlink(path, dir_fd=self._directory)
-
     # --- The threads --------------------------------------------------------------------------------------------------
 
     def _guarded(self, target: Callable[[], None]) -> None:
         try:
             target()
-        except _StoppedError:
+        except StoppedError:
             pass
         except BaseException as error:  # noqa: BLE001 - whatever it is, run() raises it
-            self._fail(_disk_error(error, self._root) if isinstance(error, OSError) else error)
+            self._fail(disk_error(error, self._staging.root) if isinstance(error, OSError) else error)
 
     def _fail(self, error: BaseException) -> None:
         with self._changed:
@@ -324,13 +272,13 @@ class Download:
             self._changed.notify_all()
 
     def _take(self, queue: deque[_T]) -> _T:
-        """Return the next of a queue; raises _StoppedError where there will be none."""
+        """Return the next of a queue; raises StoppedError where there will be none."""
         with self._changed:
             while not self._stop.is_set() and self._state.left:
                 if queue:
                     return queue.popleft()
                 self._changed.wait()
-        raise _StoppedError
+        raise StoppedError
 
     def _work(self) -> None:
         while True:
@@ -346,76 +294,70 @@ class Download:
         """Bring a segment in."""
         failures = 0
         while (before := self._ledger.written(index)) < self._length(file, index):
-            self._wait_for_leave()
+            self._patience.wait_for_leave()
             try:
                 self._read(file, index)
                 if self._ledger.written(index) < self._length(file, index):
                     raise TryAgainError(f"{file.offer.path}: the source ended too early")  # noqa: TRY301
             except TryAgainError as error:
                 failures = 1 if self._ledger.written(index) > before else failures + 1
-                self._pause(file, error, failures)
-
-    def _pause(self, file: _Fetched, error: TryAgainError, failures: int) -> None:
-        if self._stop.is_set():
-            raise _StoppedError
-        if failures >= ATTEMPTS:
-            raise GaveUpError(f"{file.offer.path}: {ATTEMPTS} attempts brought nothing; the last one: {error}")
-        pause = min(FIRST_PAUSE * 2 ** (failures - 1), LONGEST_PAUSE) * random.uniform(0.75, 1.25)  # noqa: S311
-        if error.after is not None:
-            if error.after > LONGEST_RETRY_AFTER:
-                raise GaveUpError(f"{error}; it wants to be left alone for {error.after:.0f} s: run fetch again then")
-            # It speaks of all connections.
-            pause = max(error.after, 0.0)
-            with self._changed:
-                self._state.not_before = max(self._state.not_before, time.monotonic() + pause)
-        self._tally.trouble(f"{error}; again in {pause:.0f} s")
-        if self._stop.wait(pause):
-            raise _StoppedError
-
-    def _wait_for_leave(self) -> None:
-        while (left := self._state.not_before - time.monotonic()) > 0:
-            if self._stop.wait(left):
-                raise _StoppedError
-        if self._stop.is_set():
-            raise _StoppedError
+                pause = self._patience.failed(file.offer.path, error, failures)
+                self._tally.trouble(f"{error}; again in {pause:.0f} s")
+                self._patience.pause(error, pause)
 
     def _read(self, file: _Fetched, index: int) -> None:
         """Read on in a segment until it is complete; what comes before an error is kept. Raises TryAgainError."""
-        offset = self._offset(file, index)
-        done = self._ledger.written(index)
-        left = self._length(file, index) - done
-        pieces: list[bytes] = []
-        held = 0
-        last = time.monotonic()
-        try:
-            with closing(_generator(self._source.read(file.offer, offset + done, offset + done + left))) as stream:
-                for whole in stream:
-                    if self._stop.is_set():
-                        raise _StoppedError
-                    piece = whole[: left - held] if len(whole) > left - held else whole
-                    pieces.append(piece)
-                    held += len(piece)
-                    self._pace.take(len(piece))
-                    now = time.monotonic()
-                    if held >= _FLUSH_BYTES or now - last > _FLUSH_SECONDS:
-                        self._write(file, index, pieces, held)
-                        left -= held
-                        pieces, held, last = [], 0, now
-        finally:
-            if pieces:
-                self._write(file, index, pieces, held)
+        start = self._offset(file, index)
+        at, end = start + self._ledger.written(index), start + self._length(file, index)
+        with self._holding(file, index) as held, closing(read(self._source, file.offer, at, end)) as pieces:
+            for whole in pieces:
+                if self._stop.is_set():
+                    raise StoppedError
+                piece = whole[: end - at] if len(whole) > end - at else whole
+                at += len(piece)
+                held.add(piece)
+                self._pace.take(len(piece))
 
-    def _write(self, file: _Fetched, index: int, pieces: Sequence[bytes], size: int) -> None:
+    @contextmanager
+    def _holding(self, file: _Fetched, index: int) -> Iterator[Held]:
+        held = Held(lambda pieces: self._write(file, index, pieces))
+        with self._changed:
+            self._held.add(held)
+        try:
+            yield held
+        finally:
+            with self._changed:
+                self._held.discard(held)
+            held.flush()
+
+    def _flush_all(self) -> None:
+        """Write what came over connections that bring nothing more for a while."""
+        while not self._stop.wait(_FLUSH_SECONDS) and self._state.left:
+            with self._changed:
+                held = tuple(self._held)
+            for each in held:
+                each.flush_old()
+
+    def _write(self, file: _Fetched, index: int, pieces: Sequence[bytes]) -> None:
+        size = sum(map(len, pieces))
         descriptor = file.descriptor if file.descriptor is not None else self._open(file)
-        done = self._ledger.written(index)
-        _pwrite_all(descriptor, pieces, size, self._offset(file, index) + done)
-        self._ledger.note_written(index, done + size)
+        with self._changed:
+            if self._state.closed:
+                raise StoppedError
+            self._state.writing += 1
+        try:
+            done = self._ledger.written(index)
+            write_all(descriptor, pieces, self._offset(file, index) + done)
+            self._ledger.note_written(index, done + size)
+        finally:
+            with self._changed:
+                self._state.writing -= 1
+                file.dirty = True
+                self._state.dirty += size
+                if self._state.closed or self._state.dirty >= _SYNC_BYTES:
+                    self._changed.notify_all()
         self._tally.arrived(size)
         with self._changed:
-            file.dirty = True
-            self._state.dirty += size
-            if self._state.dirty >= _SYNC_BYTES:
-                self._changed.notify_all()
             while self._state.dirty > _MOST_DIRTY and not self._stop.is_set():
                 self._changed.wait()
 
@@ -436,7 +378,7 @@ class Download:
                 found = hashing.git_sha1(descriptor, offer.size)
                 wrong = None if found == offer.git_sha1 else (f"git's SHA-1 {offer.git_sha1}", found)
             if wrong is None:
-                os.fsync(descriptor)
+                self._synchronise(file, os.fsync, descriptor)
                 after = os.fstat(descriptor)
                 if before.mtime_ns != after.st_mtime_ns or before.size != after.st_size:
                     wrong = "nobody else to write to it", "somebody did"
@@ -461,22 +403,25 @@ class Download:
         if not file.offer.size:
             self._open(file)  # an empty one is made here
         # Anew, since one that is a link may be read only.
-        return open_inside(self._directory, file.offer.path)
+        return self._staging.open_to_read(file.offer.path)
 
     def _hashed(self, count: int) -> None:
         if self._stop.is_set():
-            raise _StoppedError
+            raise StoppedError
         self._tally.hashed(count)
 
     def _again(self, file: _Fetched, expected: str, found: str) -> None:
         """Begin a file anew that is wrong; a second time raises SourceError."""
         self._close(file)
+        anew = file.generation == 0
         with self._changed:
+            file.generation += 1
             self._ledger.forget(file.number)
-            self._remove(file.offer.path)
+            self._ledger.sync()  # before another file has this name: none of it is to be taken for durable
+            self._staging.remove(file.offer.path)
             file.dirty = False
         message = f"{file.offer.path} has the right size and wrong content: expected {expected}, found {found}"
-        if file.anew:
+        if not anew:
             raise SourceError(
                 f"{message}, twice. What the source sends is not what it announces: try again later, or take another "
                 "source"
@@ -484,7 +429,6 @@ class Download:
         _log.warning("%s; it is fetched anew", message)
         self._tally.dropped(file.offer.size)
         with self._changed:
-            file.anew = True
             file.missing = set(self._ledger.segments(file.number))
             self._queue(file)
             self._changed.notify_all()
@@ -506,108 +450,34 @@ class Download:
         """Bring what is written to the disk, and let the ledger say so."""
         with self._changed:
             files = [
-                (file, os.dup(file.descriptor)) for file in self._files if file.dirty and file.descriptor is not None
+                (file, os.dup(file.descriptor), file.generation, self._ledger.counts(file.number))
+                for file in self._files
+                if file.dirty and file.descriptor is not None
             ]
-            counts = [self._ledger.counts(file.number) for file, _ in files]
             written = self._state.dirty
-            for file, _ in files:
+            for file, *_ in files:
                 file.dirty = False
         try:
-            for (file, descriptor), count in zip(files, counts, strict=True):
-                os.fdatasync(descriptor)
+            for file, descriptor, generation, counts in files:
+                self._synchronise(file, os.fdatasync, descriptor)
                 with self._changed:
-                    self._ledger.note_durable(file.number, count)
+                    if file.generation == generation:  # else it is another file that has this name by now
+                        self._ledger.note_durable(file.number, counts)
             self._ledger.sync()
         finally:
-            for _, descriptor in files:
+            for _, descriptor, *_ in files:
                 os.close(descriptor)
         with self._changed:
             self._state.dirty -= written
             self._changed.notify_all()
 
-
-def _generator(pieces: Iterable[bytes]) -> Generator[bytes, None, None]:
-    """Return something with a `close`, which ends what it reads from."""
-    yield from pieces
+    def _synchronise(self, file: _Fetched, call: Callable[[int], None], descriptor: int) -> None:
+        try:
+            call(descriptor)
+        except OSError:
+            self._lost.add(file.number)
+            raise
 
 
 def _hashers() -> int:
     return min(_HASHERS, len(os.sched_getaffinity(0)))
-
-
-def _pwrite_all(descriptor: int, pieces: Sequence[bytes], size: int, offset: int) -> None:
-    """Write all of it; raises OSError."""
-    written = os.pwritev(descriptor, pieces, offset) if len(pieces) <= 1024 else 0  # noqa: PLR2004 - IOV_MAX
-    if written == size:
-        return
-    rest = memoryview(b"".join(pieces))[written:]
-    while rest:
-        count = os.pwrite(descriptor, rest, offset + written)
-        written += count
-        rest = rest[count:]
-
-
-def _sweep(root: Path, expected: set[str]) -> dict[str, os.stat_result]:
-    """Return the status of the regular files below `root` that are expected; remove all else. Raises OSError."""
-    folders = {
-        "/".join(parts[:depth]) for parts in (path.split("/") for path in expected) for depth in range(1, len(parts))
-    }
-    found: dict[str, os.stat_result] = {}
-    unwanted: list[tuple[str, bool]] = []
-    with directory(root) as descriptor:
-        for entry in walk(descriptor):
-            if entry.error is not None:
-                raise entry.error
-            is_folder = stat.S_ISDIR(entry.status.st_mode)
-            if is_folder and entry.path in folders:
-                continue
-            if stat.S_ISREG(entry.status.st_mode) and entry.path in expected:
-                found[entry.path] = entry.status
-            else:
-                unwanted.append((entry.path, is_folder))
-        for path, is_folder in reversed(unwanted):  # what is in a directory before it
-            _log.warning("%s does not belong to what is fetched, and is removed", root / path)
-            if is_folder:
-                os.rmdir(path, dir_fd=descriptor)
-            else:
-                os.unlink(path, dir_fd=descriptor)
-    return found
-
-
-def _clone(donor: Path, target: Path, size: int) -> bool:
-    """Let `target` have the donor's content without a copy: by shared blocks, or as a link. Raises OSError."""
-    source = os.open(donor, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
-        status = os.fstat(source)
-        if not stat.S_ISREG(status.st_mode) or status.st_size != size:
-            return False
-        copy = os.open(target, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.ioctl(copy, _FICLONE, source)
-        except OSError as error:
-            target.unlink()
-            if error.errno not in _CLONE_REFUSED:
-                raise
-        else:
-            return True
-        finally:
-            os.close(copy)
-        os.link(donor, target, follow_symlinks=False)
-    finally:
-        os.close(source)
-    return True
-
-
-def _disk_error(error: OSError, place: Path) -> DiskError:
-    words = {
-        errno.ENOSPC: "the disk is full",
-        errno.EDQUOT: "the quota is used up",
-        errno.EROFS: "the file system is read-only",
-        errno.EIO: "the disk fails (input/output error): see the kernel's log",
-        errno.EACCES: "no permission to write there",
-        errno.EPERM: "no permission to write there",
-        errno.EFBIG: "the file system, or a limit (ulimit -f), takes no file so large",
-        errno.EMFILE: "too many open files: raise the limit (ulimit -n)",
-    }
-    where = error.filename if isinstance(error.filename, str) and error.filename.startswith("/") else str(place)
-    return DiskError(f"{where}: {words.get(error.errno or 0) or error.strerror or error}")

@@ -8,6 +8,7 @@ import logging
 import os
 import shutil
 import signal
+import stat
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -17,13 +18,17 @@ from pathlib import Path
 from typing import Any
 
 import aerie
-from aerie.cache.download import DiskError, Download, GaveUpError
+from aerie.cache.download import Download
 from aerie.cache.layout import BusyError, Store, StoreError, load_manifest
+from aerie.cache.ledger import Ledger, boot_id
 from aerie.cache.manifest import File, Manifest, ManifestError, content_revision
 from aerie.cache.names import NameRefusedError, check_files, check_model, check_revision
+from aerie.cache.patience import GaveUpError
 from aerie.cache.progress import Aloud, Counts, Display, amount
 from aerie.cache.sources.opening import Bucket, Directory, Peer, Repository, SourceTextError, open_source, parse
 from aerie.cache.sources.source import Listing, Offer, Source, SourceError, TryAgainError
+from aerie.cache.staging import DiskError
+from aerie.cache.words import printable
 
 RESERVE = 2**30
 """Bytes of the file system that stay free."""
@@ -114,8 +119,10 @@ def fetch(options: Options) -> int:
             result = _Fetch(options, aloud, kept).run()
     except SourceTextError as error:
         return _refuse(options, str(error), _USAGE)
+    except NameRefusedError as error:
+        return _refuse(options, printable(str(error)), _USAGE)
     except (SourceError, StoreError, GaveUpError, DiskError, TryAgainError, ManifestError, _FetchError) as error:
-        return _refuse(options, f"{error}{kept}", _FAILED)
+        return _refuse(options, printable(f"{error}{kept}"), _FAILED)
     except _InterruptedError as interruption:
         name = signal.Signals(interruption.number).name
         return _refuse(options, f"ended by {name}{kept}", _INTERRUPTED + interruption.number)
@@ -224,11 +231,7 @@ class _Fetch:
         path = self._model.revision_path(revision)
         files = load_manifest(path).files
         for file in files:
-            try:
-                size = (path / file.path).lstat().st_size
-            except OSError:
-                size = -1
-            if size != file.size:
+            if _size(path / file.path) != file.size:
                 raise _FetchError(
                     f"{path} is published, but {file.path} is not as it was: "
                     f"`aerie model verify --repair {self._name}@{revision}` mends it"
@@ -292,7 +295,7 @@ class _Fetch:
                 return self._result(revision, files, "there already", 0)
             return self._there(revision, files)
         if self._options.dry_run:
-            return self._dry(listing.revision or "", offers)
+            return self._dry(listing.revision or "", self._key(source, listing), offers)
         return self._download(source, listing.revision, self._key(source, listing), offers)
 
     def _key(self, source: Source, listing: Listing) -> str:
@@ -340,9 +343,18 @@ class _Fetch:
             self._model.current() == revision,
         )
 
-    def _dry(self, revision: str, offers: tuple[Offer, ...]) -> Result:
-        # What is half fetched counts as missing, since a dry run touches nothing.
-        return self._result(revision, offers, "not fetched", sum(offer.size for offer in offers))
+    def _dry(self, revision: str, key: str, offers: tuple[Offer, ...]) -> Result:
+        """Say what is to come from the source; nothing is touched, so that what is there may still prove wrong."""
+        staging = self._model.staging_path(key)
+        ledger = Ledger(staging / "ledger", offers, boot_id(), only_look=True)
+        donors = self._donors(offers)
+        to_fetch = 0
+        for number, offer in enumerate(offers):
+            there = ledger.file_written(number) if _size(staging / "files" / offer.path) == offer.size else 0
+            if not there and offer.sha256 and offer.sha256 in donors and _size(donors[offer.sha256]) == offer.size:
+                there = offer.size
+            to_fetch += offer.size - there
+        return self._result(revision, offers, "not fetched", to_fetch)
 
     def _download(self, source: Source, revision: str | None, key: str, offers: tuple[Offer, ...]) -> Result:
         options = self._options
@@ -440,6 +452,14 @@ class _Fetch:
             draft = note.with_suffix(".new")
             draft.write_text(json.dumps({"listing": _listing_digest(offers), "revision": revision}))
             draft.replace(note)
+
+
+def _size(path: Path) -> int:
+    """Return the bytes of a regular file, -1 where there is none."""
+    with contextlib.suppress(OSError):
+        status = path.lstat()
+        return status.st_size if stat.S_ISREG(status.st_mode) else -1
+    return -1
 
 
 def _listing_digest(offers: Sequence[Offer]) -> str:

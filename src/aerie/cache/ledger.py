@@ -25,6 +25,8 @@ _COUNTS = struct.Struct("<II")
 _FILE = struct.Struct("<QQQQ32sI")  # size, mtime_ns, ctime_ns, inode, SHA-256, CRC-32 of it all with the segments'
 _LARGEST = 256 * 2**20
 """Bytes; no ledger comes near it."""
+_DAMAGES = (ValueError, KeyError, TypeError, IndexError, struct.error, RecursionError)
+"""What reading something that is no ledger raises."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +59,12 @@ def boot_id() -> str:
 class Ledger:
     """The progress of a listing's files; one thread at a time touches a segment, any the rest."""
 
-    def __init__(self, path: Path, offers: Sequence[Offer], boot: str) -> None:
+    def __init__(self, path: Path, offers: Sequence[Offer], boot: str, *, only_look: bool = False) -> None:
         """Open or begin the ledger at `path` for these files. Raises OSError.
 
         What is there of the same boot and listing goes on as it is; of another boot, from what is durable; of another
-        listing, for the files that are the same in both. What is no ledger is renamed to `ledger.damaged`.
+        listing, for the files that are the same in both. What is no ledger is renamed to `ledger.damaged`. Who wants
+        `only_look` changes nothing, gets no error, and asks for what was written alone.
         """
         self._offers = tuple(offers)
         self._path = path
@@ -71,18 +74,27 @@ class Ledger:
         for offer in self._offers:
             self.first.append(total)
             total += segment_count(offer.size)
-        self._written = [0] * total
-        self._durable = [0] * total
-        self._proofs: list[_Proof | None] = [None] * len(self._offers)
+        self._reset(total)
         header = {"boot": boot, "files": [_described(offer) for offer in self._offers]}
         text = json.dumps(header, separators=(",", ":")).encode()
         self._start = _HEAD.size + len(text)
         self.damaged = False
         """Whether there was something that is no ledger."""
+        if only_look:
+            try:
+                self._read(self._content(), header)
+            except (OSError, *_DAMAGES):
+                self._reset(total)
+            return
         same = self._take_over(header)
         if not same:
             self._replace(text)
         self._descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+
+    def _reset(self, total: int) -> None:
+        self._written = [0] * total
+        self._durable = [0] * total
+        self._proofs: list[_Proof | None] = [None] * len(self._offers)
 
     def written(self, segment: int) -> int:
         """Return how many bytes of a segment are in the file, from its beginning."""
@@ -112,6 +124,14 @@ class Ledger:
             if self._durable[index] < count <= self._written[index]:
                 self._durable[index] = count
                 self._put_counts(index)
+
+    def distrust(self, number: int) -> None:
+        """Count of a file what is durable alone: the rest may be in no page cache, either. Raises OSError."""
+        self._proofs[number] = None
+        self._pwrite(bytes(_FILE.size), self._file_offset(number))
+        for index in self.segments(number):
+            self._written[index] = self._durable[index]
+            self._put_counts(index)
 
     def forget(self, number: int) -> None:
         """Begin a file anew. Raises OSError."""
@@ -147,9 +167,7 @@ class Ledger:
     def _take_over(self, header: dict[str, Any]) -> bool:
         """Read what is there; return whether it can be gone on with in place."""
         try:
-            descriptor = os.open(self._path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
-            with os.fdopen(descriptor, "rb") as file:
-                content = file.read(_LARGEST)
+            content = self._content()
         except FileNotFoundError:
             return False
         except OSError:  # a symbolic link, a directory, a broken sector
@@ -157,12 +175,15 @@ class Ledger:
             return False
         try:
             return self._read(content, header)
-        except (ValueError, KeyError, TypeError, IndexError, struct.error, RecursionError):
-            self._written = [0] * len(self._written)
-            self._durable = [0] * len(self._durable)
-            self._proofs = [None] * len(self._proofs)
+        except _DAMAGES:
+            self._reset(len(self._written))
             self._set_aside()
             return False
+
+    def _content(self) -> bytes:
+        descriptor = os.open(self._path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+        with os.fdopen(descriptor, "rb") as file:
+            return file.read(_LARGEST)
 
     def _read(self, content: bytes, header: dict[str, Any]) -> bool:
         magic, length, check = _HEAD.unpack_from(content)

@@ -1,6 +1,6 @@
 """What a place that weights come from can do; each kind is a module beside this one."""
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -75,7 +75,7 @@ class Source(Protocol):
         ...
 
 
-def read(source: Source, offer: Offer, start: int, end: int) -> Iterator[bytes]:
+def read(source: Source, offer: Offer, start: int, end: int) -> Generator[bytes, None, None]:
     """Yield a file's bytes [start, end) as `source.read` does; what it did not foresee is told as the source's."""
     try:
         yield from source.read(offer, start, end)
