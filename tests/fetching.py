@@ -81,7 +81,7 @@ class Fetcher:
             text=True,
         )
 
-    def run(self, *arguments: str, timeout: float = 60, **options) -> Done:
+    def run(self, *arguments: str, timeout: float = 120, **options) -> Done:
         began = time.monotonic()
         child = self.start(*arguments, **options)
         try:

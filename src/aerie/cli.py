@@ -27,7 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if argv is None else argv)
     # What follows `--` is vLLM's and must not meet this parser, which would take its --help for our own.
     own, engine = (given[: given.index("--")], given[given.index("--") + 1 :]) if "--" in given else (given, [])
-    parser = _parser()
+    parser = _parser(with_model="model" in own)
     options, unknown = parser.parse_known_args(own)
     if unknown:
         hint = "; what is vLLM's goes after `--`" if options.command in _TAKE_ENGINE_ARGUMENTS else ""
@@ -43,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _INTERRUPTED
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(*, with_model: bool = True) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="aerie", description=aerie.__doc__)
     parser.add_argument("--version", action="version", version=f"aerie {aerie.__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
@@ -145,7 +145,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_rehearse(commands)
     _add_fabric(commands)
 
-    _add_model(commands)
+    _add_model(commands, is_asked=with_model)
 
     patches = commands.add_parser(
         "patches",
@@ -213,12 +213,13 @@ def _add_serve(commands: Any) -> None:
     serve.set_defaults(run=_serve)
 
 
-def _add_model(commands: Any) -> None:
-    from aerie.cache.arguments import add_commands
-
+def _add_model(commands: Any, *, is_asked: bool) -> None:
     model = commands.add_parser("model", help="fetch, prove, list and free weights; make a tiny model")
     kinds = model.add_subparsers(dest="kind", required=True, metavar="KIND")
-    add_commands(kinds)
+    if is_asked:  # the health probe loads no module that it does not need
+        from aerie.cache.arguments import add_commands
+
+        add_commands(kinds)
     tiny = kinds.add_parser(
         "tiny",
         help="write a tiny Kimi-K2.5 and two EAGLE-3 drafters for it",

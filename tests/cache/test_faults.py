@@ -117,7 +117,7 @@ def test_a_trickle_is_left_and_tried_again(hub, fetcher, files, size):
     fetcher.settings = {"aerie.cache.sources.hub.STALL": 1.0}
     done = fetcher.run()
     assert done.code == 0, done.err
-    assert done.seconds < 10
+    assert done.seconds < 45
     check_published(fetcher, files)
     assert hub.sent < size + 1000
 
@@ -430,7 +430,7 @@ def test_a_read_only_file_system(hub, files, tmp_path):
         assert "ead-only" in done.err
 
 
-def wait_for(condition, seconds=20.0):
+def wait_for(condition, seconds=60.0):
     until = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < until, "it never came"
@@ -441,10 +441,11 @@ def wait_for(condition, seconds=20.0):
 
 
 def test_two_fetches_at_once(hub, fetcher, files, size):
-    hub.pace = 4e6
+    hub.pace = 0.2e6
     first = fetcher.start()
     wait_for(lambda: hub.sent > 100_000)
     refused = fetcher.run()
+    hub.pace = 1e6
     assert refused.code == 1
     assert f"`aerie model fetch {REPOSITORY}` (process {first.pid})" in refused.err
     assert "--wait" in refused.err
@@ -452,7 +453,7 @@ def test_two_fetches_at_once(hub, fetcher, files, size):
     assert second.code == 0
     assert "waiting" in second.err
     assert json.loads(second.out)["fetched_bytes"] == 0
-    assert first.wait(5) == 0
+    assert first.wait(30) == 0
     first.communicate()
     assert hub.sent == size
     check_published(fetcher, files)
@@ -460,13 +461,13 @@ def test_two_fetches_at_once(hub, fetcher, files, size):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_it_and_the_next_run_goes_on(hub, fetcher, files, size, number):
-    hub.pace = 4e6
+    hub.pace = 1e6
     child = fetcher.start()
     wait_for(lambda: hub.sent > 1_000_000)
     child.send_signal(number)
     began = time.monotonic()
-    _, err = child.communicate(timeout=10)
-    assert time.monotonic() - began < 4
+    _, err = child.communicate(timeout=30)
+    assert time.monotonic() - began < 8
     assert child.returncode == 128 + number
     assert "the same command goes on from there" in err
     assert "Traceback" not in err
@@ -487,12 +488,15 @@ def test_a_signal_ends_it_and_the_next_run_goes_on(hub, fetcher, files, size, nu
 @pytest.fixture
 def half(hub, fetcher, files):
     """The staging of a fetch that was killed when most was there."""
-    hub.pace = 6e6
+    hub.fault(f"/cdn/.*{FIRST}", stall_at=2_500_000)
+    hub.fault(f"/cdn/.*{SECOND}", stall_at=1_500_000)
     child = fetcher.start()
-    wait_for(lambda: hub.sent > 3_500_000)
+    wait_for(lambda: hub.sent_of.get(FIRST) == 2_500_000 and hub.sent_of.get(SECOND) == 1_500_000)
+    staged = fetcher.model.own / "staging"
+    wait_for(lambda: sum(each.stat().st_blocks * 512 for each in staged.rglob("*.safetensors")) > 3_000_000)
     child.kill()
     child.communicate()
-    hub.pace = None
+    hub.faults.clear()
     hub.reset_counters()
     (key,) = fetcher.model.staging_keys()
     return fetcher.model.staging_path(key)
@@ -501,7 +505,7 @@ def half(hub, fetcher, files):
 def test_a_killed_fetch_goes_on(hub, fetcher, files, size, half):
     assert fetcher.run().code == 0
     check_published(fetcher, files)
-    assert hub.sent < size - 2_500_000
+    assert hub.sent < size - 3_000_000
 
 
 def test_a_bit_that_flips_in_the_staging(hub, fetcher, files, size, half):
@@ -631,7 +635,7 @@ def test_a_clock_that_jumps(hub, fetcher, files, years):
     fetcher.settings = {"aerie.cache.sources.hub.STALL": 0.5}
     done = fetcher.run()
     assert done.code == 0, done.err
-    assert done.seconds < 10
+    assert done.seconds < 45
     check_published(fetcher, files)
 
 

@@ -31,7 +31,7 @@ FIRST_PAUSE = 1.0
 LONGEST_PAUSE = 60.0
 LONGEST_RETRY_AFTER = 900.0
 """Seconds for which a source may let us wait."""
-_FLUSH_BYTES = 2**20
+_FLUSH_BYTES = 256 * 1024
 _FLUSH_SECONDS = 0.05
 _SYNC_BYTES = 256 * 2**20
 _SYNC_SECONDS = 5.0

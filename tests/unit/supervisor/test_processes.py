@@ -258,7 +258,7 @@ def test_a_leash_whose_holder_is_gone_starts_nothing(tmp_path):
 
 def test_what_a_worker_forks_is_no_worker():
     """inductor's compilers begin as a copy of the worker, title and all; their end is no end of the engine."""
-    source = "import os, time; os.fork(); print(1, flush=True); time.sleep(600)"
+    source = "import os, time; os.fork(); os.write(1, b'1\\n'); time.sleep(600)"
     worker = subprocess.Popen(["VLLM::Worker_TP7", "-c", source], executable=sys.executable, stdout=subprocess.PIPE)
     try:
         assert worker.stdout.readline() == b"1\n"
