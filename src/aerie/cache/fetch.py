@@ -257,7 +257,8 @@ class _Fetch:
                 return source.list()
             except TryAgainError as error:
                 if attempt + 1 == LIST_ATTEMPTS:
-                    raise TryAgainError(f"{error} ({LIST_ATTEMPTS} attempts)") from None
+                    hint = "is the address right, the network up, a proxy to be named in HTTPS_PROXY?"
+                    raise TryAgainError(f"{error} ({LIST_ATTEMPTS} attempts; {hint})") from None
                 wait = pause if error.after is None else min(error.after, _LONGEST_PAUSE)
                 _log.warning("%s; asking again in %.0f s", error, wait)
                 time.sleep(wait)

@@ -139,6 +139,8 @@ class Display:
         told = [f"{amount(counts.here)} of {amount(counts.total)} ({percent(self._fraction())})"]
         if counts.here < counts.total:
             told.append(f"{amount(self._rate())}/s")
+        else:
+            told.append(f"{amount(counts.hashed_bytes)} hashed")
         told.append(f"{counts.files} of {self._files} files proven")
         return ", ".join([*told, *filter(None, [self._left()])])
 
@@ -156,7 +158,8 @@ class Display:
         room = max(1, columns - 1)
         counts, left = self._counts, self._left()
         if counts.here >= counts.total:
-            progress = f"all is here; {counts.files} of {self._files} files proven"
+            proven = f"{counts.files} of {self._files} files proven"
+            progress = f"all is here; {proven}, {amount(counts.hashed_bytes)} hashed"
         else:
             progress = f"{amount(counts.here)} of {amount(counts.total)}  {amount(self._rate())}/s"
         first = clip(f"{self._title}  {progress}", max(1, room - len(left) - 2))

@@ -36,5 +36,12 @@ def test_base_image_is_the_dockerfiles_default() -> None:
 
 def test_the_key_belongs_to_the_images_user() -> None:
     uid = read(ROLES / "vllm/vars/main.yml")["__vllm_image_uid"]
+    assert read(ROLES / "model_cache/vars/main.yml")["__model_cache_reader"] == uid
     assert f"useradd --uid {uid} --gid {uid} " in (ROLES.parents[1] / "Dockerfile").read_text()
     assert f"-o {uid} -g {uid}" in (ROLES.parents[1] / "secrets/README.md").read_text()
+
+
+def test_models_are_fetched_to_where_they_are_served_from() -> None:
+    served = read(ROLES / "vllm/defaults/main.yml")["vllm_models_dir"]
+    fetched = read(ROLES / "model_cache/defaults/main.yml")["model_cache_dir"]
+    assert fetched == f"{{{{ vllm_models_dir | default('{served}') }}}}"

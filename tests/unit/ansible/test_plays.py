@@ -115,11 +115,13 @@ def test_a_dry_run_reboots_nothing_and_says_what_it_cannot_tell(plays: Plays) ->
     assert "What it would change on bare can be told once Docker runs there." in bare[1]
     code, output = plays.play("site", {
         "laptop": {"aerie_gpus": 0},
+        "weights": {"__model_cache_to_come": ["Kimi-K2.5"]},
         "driver": does("nvidia_driver", reboot={"why": "another driver", "ok": True}) | {"ansible_connection": "flaky"},
     }, "--check")  # fmt: skip
     assert code == 0, output
     assert plays.ran("laptop") == ["docker", "vllm"]
-    assert plays.ran("driver") == ROLES[:-1]
+    assert plays.ran("driver") == plays.ran("weights") == ROLES[:-1]
+    assert "What it would change on weights can be told once Kimi-K2.5 came." in output
     assert "driver needs a reboot: another driver. The play would reboot it here, and go on." in output
     assert "What it would change on driver can be told once it was rebooted." in output
 

@@ -11,7 +11,7 @@ for each in ${wanted:-python3 python3.13 python3.12 python3.11}; do
   "$each" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && python=$each && break
 done
 say python "$python"
-version=$("${python:-${wanted:-python3}}" --version 2>/dev/null)
+version=$("${python:-${wanted:-python3}}" --version 2>/dev/null | head -n 1)
 say python_version "$version"
 say venv "$("${python:-false}" -c 'import ensurepip, venv; print("yes")' 2>/dev/null)"
 
