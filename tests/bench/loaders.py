@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import signal
 import subprocess
 import sys
 import uuid
@@ -51,6 +52,8 @@ def main() -> int:
         "--entrypoint", "python3", arguments.image, "/aerie/tests/bench/weights/measure.py", "--plan", plan,
         "--data", "/weights", "--out", f"/results/{out.name}", "--commit", head.stdout.strip(), *others,
     ]  # fmt: skip
+    for number in (signal.SIGINT, signal.SIGTERM):  # also where whoever started this ignores them
+        signal.signal(number, signal.default_int_handler)
     try:
         code = subprocess.run(command, check=False).returncode
     except KeyboardInterrupt:

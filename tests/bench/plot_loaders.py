@@ -56,6 +56,7 @@ def rows(runs: list[dict[str, Any]]) -> list[Row]:
     found = []
     for (checkpoint, ranks, loader, state), all_runs in grouped.items():
         good = [run for run in all_runs if "error" not in run]
+        good = [run for run in good if "unproven" not in run] or good
         each = [rank for run in good for rank in run.get("ranks_measured", [])]
         size = max((run["bytes"] for run in good), default=0)
         found.append(

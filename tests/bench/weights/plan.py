@@ -109,6 +109,7 @@ PLANS: dict[str, Plan] = {
             Part(BF16_8, 2, _CPU),
         )
     ),
+    "cpu-8": Plan((Part(BF16_8, 1, _CPU), Part(BF16_8, 2, _CPU))),
     "gpu": Plan((Part(GPU_BF16, 1, _GPU),)),
     "gpu-int4": Plan((Part(GPU_INT4, 1, _GPU), Part(GPU_BF16, 1, (SAVED, "lazy"), repeats=1))),
     "quick": Plan((Part(TRIAL, 1, _CPU, repeats=1), Part(TRIAL, 2, _CPU, repeats=1))),
