@@ -27,11 +27,10 @@ fi
 models_are=''
 [ ! -d "$models" ] || models_are=yes
 say models "$models_are"
-# Bytes for what is to be fetched: the disk's free ones, and those that are half fetched already.
+# Bytes for what is to be fetched; what is half fetched already, `aerie model fetch --dry-run` leaves out.
 directory=$models
 while [ ! -d "$directory" ]; do directory=$(dirname "$directory"); done
-staged=$(for name in "$@"; do du -sk "$models/$name/.aerie/staging" 2>/dev/null; done | awk '{ sum += $1 } END { print sum + 0 }')
-say room "$(df -Pk "$directory" | awk -v staged="$staged" 'NR == 2 { printf "%.0f", ($4 + staged) * 1024 }')"
+say room "$(df -Pk "$directory" | awk 'NR == 2 { printf "%.0f", $4 * 1024 }')"
 # The image's user has to come through to the models.
 closed=''
 directory=$models
