@@ -742,6 +742,17 @@ def test_a_dry_run_fetches_nothing(hub, fetcher, files, size, models):
     assert list(models.iterdir()) == []
 
 
+def test_a_dry_run_says_what_is_really_to_come(hub, fetcher, files, size, half):
+    told = json.loads(fetcher.run("--dry-run", "--json").out)["fetched_bytes"]
+    assert 0 < told < size
+    assert json.loads(fetcher.run("--json").out)["fetched_bytes"] == told
+    # Of a new revision, what the old one has comes from there.
+    hub.repository(REPOSITORY).commit({**files, FIRST: os.urandom(1000)})
+    told = json.loads(fetcher.run("--dry-run", "--json").out)["fetched_bytes"]
+    assert json.loads(fetcher.run("--json").out)["fetched_bytes"] == told
+    assert told < size - len(files[SECOND])
+
+
 def test_a_limit_on_the_rate_holds(hub, fetcher):
     hub.repository(REPOSITORY).commit({f"{n}.safetensors": os.urandom(5_000_000) for n in range(6)})
     hub.pace = 1e9  # in small pieces, which are counted once they are sent

@@ -340,12 +340,12 @@ class Download:
 
     def _write(self, file: _Fetched, index: int, pieces: Sequence[bytes]) -> None:
         size = sum(map(len, pieces))
-        descriptor = file.descriptor if file.descriptor is not None else self._open(file)
         with self._changed:
             if self._state.closed:
                 raise StoppedError
             self._state.writing += 1
         try:
+            descriptor = file.descriptor if file.descriptor is not None else self._open(file)
             done = self._ledger.written(index)
             write_all(descriptor, pieces, self._offset(file, index) + done)
             self._ledger.note_written(index, done + size)
