@@ -138,15 +138,17 @@ def test_nobody_writes_after_it_has_returned(staging, monkeypatch):
 
 def test_a_slow_synchronisation_says_nothing_of_a_file_that_was_begun_anew(staging, monkeypatch):
     monkeypatch.setattr(download_module, "_SYNC_SECONDS", 0.05)
-    begun, go_on, released = threading.Event(), threading.Event(), threading.Event()
-    real, calls = os.fdatasync, []
+    begun, go_on, after, released = (threading.Event() for _ in range(4))
+    real = os.fdatasync
 
     def fdatasync(descriptor):
-        calls.append(descriptor)
-        if len(calls) == 1:
+        name = Path(f"/proc/self/fd/{descriptor}").readlink().name
+        if name == "shard" and not begun.is_set():
             begun.set()
             go_on.wait(10)
         real(descriptor)
+        if name == "ledger" and go_on.is_set():
+            after.set()
 
     monkeypatch.setattr(os, "fdatasync", fdatasync)
 
@@ -165,10 +167,7 @@ def test_a_slow_synchronisation_says_nothing_of_a_file_that_was_begun_anew(stagi
     seen = []
 
     def look():
-        if go_on.is_set():
-            until(
-                lambda: len(calls) >= 3
-            )  # the first, the ledger's as the file was begun anew, the ledger's after the first
+        if after.is_set():
             seen.append(durable(staging))
             raise Enough
 
