@@ -105,7 +105,7 @@ def test_a_server_with_a_problem_is_asked_again(hub, fetcher, files, status):
 
 def test_a_server_that_stops_in_the_middle_is_left_and_tried_again(hub, fetcher, files, size):
     hub.fault(f"/cdn/.*{FIRST}", stall_at=1_500_000, times=2)
-    fetcher.settings = {"aerie.cache.sources.hub.STALL": 0.5}
+    fetcher.settings = {"aerie.cache.sources.web.STALL": 0.5}
     done = fetcher.run()
     assert done.code == 0, done.err
     check_published(fetcher, files)
@@ -114,7 +114,7 @@ def test_a_server_that_stops_in_the_middle_is_left_and_tried_again(hub, fetcher,
 
 def test_a_trickle_is_left_and_tried_again(hub, fetcher, files, size):
     hub.fault(f"/cdn/.*{FIRST}", trickle=0.01, times=1)
-    fetcher.settings = {"aerie.cache.sources.hub.STALL": 1.0}
+    fetcher.settings = {"aerie.cache.sources.web.STALL": 1.0}
     done = fetcher.run()
     assert done.code == 0, done.err
     assert done.seconds < 45
@@ -632,7 +632,7 @@ def test_a_clock_that_jumps(hub, fetcher, files, years):
     hub.fault("/cdn/", status=503, headers={"Retry-After": "1"}, times=1)
     hub.fault("/cdn/", cut_at=1_000_000, times=2)
     hub.fault(f"/cdn/.*{FIRST}", stall_at=2_000_000, times=1)
-    fetcher.settings = {"aerie.cache.sources.hub.STALL": 0.5}
+    fetcher.settings = {"aerie.cache.sources.web.STALL": 0.5}
     done = fetcher.run()
     assert done.code == 0, done.err
     assert done.seconds < 45

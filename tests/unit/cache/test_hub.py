@@ -146,3 +146,93 @@ def test_a_file_that_holds_no_token(tmp_path, content):
     file.write_bytes(content)
     with pytest.raises(SourceError, match="holds no token"):
         HubSource(REPOSITORY, token_file=file)
+
+
+# --- What must not come out, and what others say ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("token", ["hf_secret\nX-Evil: 1", "hf_sécret", "hf_secret\x00", "hf_secret hf_other"])
+def test_a_token_that_no_header_takes_is_refused_and_not_repeated(hub, monkeypatch, token):
+    """The libraries' own errors repeat such a header."""
+    if "\x00" in token:
+        monkeypatch.setattr("huggingface_hub.get_token", lambda: token)
+    else:
+        monkeypatch.setenv("HF_TOKEN", token)
+    with pytest.raises(SourceError, match="no token") as refused:
+        HubSource(REPOSITORY, endpoint=hub.url).list()
+    assert "secret" not in str(refused.value)
+    assert "sécret" not in str(refused.value)
+
+
+def test_a_password_in_the_endpoint_is_not_repeated(hub, monkeypatch):
+    monkeypatch.setenv("HF_ENDPOINT", hub.url.replace("http://", "http://me:secret@"))
+    hub.fault("/api/models", status=404, headers={"X-Error-Code": "RepoNotFound"}, times=1)
+    hub.fault("/api/models", status=503)
+    source = HubSource(REPOSITORY)
+    for kind in (SourceError, TryAgainError):
+        with pytest.raises(kind) as refused:
+            source.list()
+        assert "127.0.0.1" in str(refused.value)
+        assert "secret" not in str(refused.value)
+    assert "secret" not in str(source.options)
+
+
+def test_what_a_hostile_hub_says_is_not_obeyed(hub, source):
+    hub.fault("/api/models", status=400, headers={"X-Error-Message": "no\x1b]0;title\x07\x1b[2J" + "x" * 5000})
+    with pytest.raises(SourceError, match="answers 400") as refused:
+        source.list()
+    assert str(refused.value).isprintable()
+    assert len(str(refused.value)) < 500
+
+
+def test_xet_that_another_connection_has_left_meanwhile(hub, source):
+    """Two read; the one leaves Xet for HTTPS while the other asks where Xet has its file."""
+    offer = offers(source)["a b/ü#?.bin"]
+    ask = source._ask_for_xet
+
+    def left_meanwhile(*given):
+        source._xet = None
+        return ask(*given)
+
+    source._ask_for_xet = left_meanwhile
+    assert read(source, offer) == SHARD
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "words"),
+    [
+        ("ALL_PROXY", "socks5h://me:secret@127.0.0.1:1", "not SOCKS"),
+        ("HTTPS_PROXY", "gopher://me:secret@127.0.0.1:1", "cannot be used"),
+        ("SSL_CERT_FILE", "/nonexistent/ca.pem", "SSL_CERT_FILE is '/nonexistent/ca.pem', which cannot be read"),
+    ],
+)
+def test_an_environment_that_cannot_be_used_is_told(monkeypatch, variable, value, words):
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(SourceError, match=words) as refused:
+        HubSource(REPOSITORY, endpoint="https://mirror.example").list()
+    assert "secret" not in str(refused.value)
+
+
+def test_httpx_takes_large_pieces_from_a_socket(hub, source):
+    """It goes by an attribute that is not of httpx's interface; where that moves, a fetch costs a third more of a core."""
+    from httpcore._sync.http11 import HTTP11Connection  # noqa: PLC0415
+
+    hub.repository(REPOSITORY).commit({"shard.bin": os.urandom(20_000_000)})
+    asked = []
+    real = HTTP11Connection._receive_event
+
+    def receive(self, *given, **more):
+        stream = self._network_stream
+        if not hasattr(stream, "asked"):
+            take = stream.read
+            stream.asked = asked
+            stream.read = lambda count, **rest: asked.append(count) or take(count, **rest)
+        return real(self, *given, **more)
+
+    HTTP11Connection._receive_event = receive
+    try:
+        offer = offers(source)["shard.bin"]
+        assert sum(map(len, source.read(offer, 0, offer.size))) == offer.size
+    finally:
+        HTTP11Connection._receive_event = real
+    assert set(asked) == {256 * 1024}
