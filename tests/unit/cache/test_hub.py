@@ -148,7 +148,7 @@ def test_a_file_that_holds_no_token(tmp_path, content):
         HubSource(REPOSITORY, token_file=file)
 
 
-# --- What must not come out, and what others say ------------------------------------------------------------------------
+# --- What must not come out, and what others say ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("token", ["hf_secret\nX-Evil: 1", "hf_sécret", "hf_secret\x00", "hf_secret hf_other"])
@@ -214,7 +214,7 @@ def test_an_environment_that_cannot_be_used_is_told(monkeypatch, variable, value
 
 
 def test_httpx_takes_large_pieces_from_a_socket(hub, source):
-    """It goes by an attribute that is not of httpx's interface; where that moves, a fetch costs a third more of a core."""
+    """By an attribute that is not of httpx's interface; where that moves, a fetch costs a third more of a core."""
     from httpcore._sync.http11 import HTTP11Connection  # noqa: PLC0415
 
     hub.repository(REPOSITORY).commit({"shard.bin": os.urandom(20_000_000)})

@@ -15,7 +15,7 @@ import pytest
 from cache_store import FIRST, SECOND, THIRD, described, make_manifest, publish, write_files
 
 from aerie import cli
-from aerie.cache.layout import load_manifest
+from aerie.cache.layout import Store, load_manifest
 from aerie.cache.manifest import MANIFEST, read_manifest
 
 CHANGES = {f"os.{name}" for name in ("rename", "link", "symlink", "remove", "rmdir", "mkdir", "chmod", "chown")}
@@ -28,6 +28,12 @@ def tmp_path():
     memory = "/dev/shm"  # noqa: S108
     with tempfile.TemporaryDirectory(dir=memory if os.access(memory, os.W_OK) else None) as path:
         yield Path(path)
+
+
+@pytest.fixture
+def store(tmp_path):
+    (tmp_path / "models").mkdir()
+    return Store(tmp_path / "models")
 
 
 def killed_at(number, program, *arguments):

@@ -1,0 +1,3 @@
+"""See tests/sources_models.py."""
+
+from sources_models import model, publish  # noqa: F401 - fixtures
