@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from aerie.cache import hashing
 from aerie.cache.held import Held
@@ -22,6 +22,7 @@ from aerie.cache.pace import Pace
 from aerie.cache.patience import Patience, StoppedError
 from aerie.cache.sources.source import Offer, Source, SourceError, TryAgainError, read
 from aerie.cache.staging import Staging, disk_error, write_all
+from aerie.cache.tally import Tally
 
 _SYNC_BYTES = 256 * 2**20
 _SYNC_SECONDS = 5.0
@@ -34,30 +35,6 @@ _JOIN_SECONDS = 3.0
 
 _log = logging.getLogger("aerie")
 _T = TypeVar("_T")
-
-
-class Tally(Protocol):
-    """Who is told how far it is, from several threads."""
-
-    def arrived(self, count: int) -> None:
-        """So many bytes came from the source."""
-        ...
-
-    def dropped(self, count: int) -> None:
-        """So many bytes that were there are fetched anew."""
-        ...
-
-    def hashed(self, count: int) -> None:
-        """So many bytes were read again and hashed."""
-        ...
-
-    def proven(self, path: str) -> None:
-        """Hear that a file is whole and right."""
-        ...
-
-    def trouble(self, message: str) -> None:
-        """Something is tried again."""
-        ...
 
 
 @dataclass(slots=True)

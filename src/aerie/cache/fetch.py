@@ -15,17 +15,18 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import aerie
 from aerie.cache.download import Download
 from aerie.cache.layout import BusyError, Store, StoreError, load_manifest
 from aerie.cache.ledger import Ledger, boot_id
 from aerie.cache.manifest import File, Manifest, ManifestError, content_revision
-from aerie.cache.names import NameRefusedError, check_files, check_model, check_revision
+from aerie.cache.names import NameRefusedError, check_files, check_model, check_revision, is_revision
 from aerie.cache.patience import GaveUpError
 from aerie.cache.progress import Aloud, Counts, Display, amount
-from aerie.cache.sources.opening import Bucket, Directory, Peer, Repository, SourceTextError, open_source, parse
+from aerie.cache.result import Result, in_words
+from aerie.cache.seen import Seen
+from aerie.cache.sources.opening import Repository, SourceTextError, name_of, open_source, parse
 from aerie.cache.sources.source import Listing, Offer, Source, SourceError, TryAgainError
 from aerie.cache.staging import DiskError
 from aerie.cache.words import printable
@@ -63,24 +64,6 @@ class Options:
     switch: bool
     dry_run: bool
     json: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Result:
-    """How it ended well."""
-
-    name: str
-    revision: str
-    path: str
-    files: int
-    bytes: int
-    fetched_bytes: int
-    """That came from the source in this run."""
-    seconds: float
-    state: str
-    """`published`, `there already`, or `not fetched` of a dry run."""
-    current: bool
-    """Whether `current` is this revision."""
 
 
 class _Kept:
@@ -128,7 +111,7 @@ def fetch(options: Options) -> int:
         return _refuse(options, f"ended by {name}{kept}", _INTERRUPTED + interruption.number)
     finally:
         logger.removeHandler(aloud)
-    print(json.dumps(asdict(result)) if options.json else _in_words(result))
+    print(json.dumps(asdict(result)) if options.json else in_words(result))
     return 0
 
 
@@ -139,18 +122,6 @@ def _refuse(options: Options, message: str, code: int) -> int:
     return code
 
 
-def _in_words(result: Result) -> str:
-    named = f"{result.name}@{result.revision}" if result.revision else result.name
-    what = f"{named}: {result.files} files, {amount(result.bytes)}"
-    if result.state == "not fetched":
-        return f"{what}, of which {amount(result.fetched_bytes)} would be fetched"
-    where = f"{result.path}{', which is current' if result.current else ''}"
-    if not result.fetched_bytes:
-        return f"{what}, {result.state} in {where}; nothing was fetched"
-    rate = amount(result.fetched_bytes / max(result.seconds, 0.001))
-    return f"{what}, whole, in {where}; {amount(result.fetched_bytes)} fetched in {result.seconds:.0f} s ({rate}/s)"
-
-
 class _Fetch:
     def __init__(self, options: Options, aloud: Aloud, kept: _Kept) -> None:
         self._kept = kept
@@ -158,7 +129,7 @@ class _Fetch:
         self._aloud = aloud
         self._began = time.monotonic()
         self._place = parse(options.source)
-        self._name = check_model(options.name or _name_of(options.source, self._place))
+        self._name = check_model(options.name or name_of(options.source, self._place))
         self._model = Store(options.models_dir).model(self._name)
 
     def run(self) -> Result:
@@ -173,7 +144,7 @@ class _Fetch:
             return self._fetch_from(self._listed)
         with self._locked():
             wanted = options.revision
-            if wanted is not None and _is_commit(wanted) and not (options.include or options.exclude):
+            if wanted is not None and is_revision(wanted) and not (options.include or options.exclude):
                 files = self._published(wanted)
                 if files is not None:
                     return self._there(wanted, files)
@@ -185,7 +156,7 @@ class _Fetch:
 
     def _offline(self) -> Result:
         wanted = self._options.revision
-        if wanted is None or not _is_commit(wanted):
+        if wanted is None or not is_revision(wanted):
             current = self._model.current()
             if current is None or wanted is not None:
                 named = (
@@ -288,7 +259,7 @@ class _Fetch:
         return files
 
     def _listed(self, source: Source, listing: Listing, offers: tuple[Offer, ...]) -> Result:
-        revision = listing.revision or self._seen(source, offers)
+        revision = listing.revision or Seen(self._model.own, source.description).revision(offers)
         if revision is not None and (files := self._published(revision)) is not None:
             self._check_same(revision, files, offers)
             if self._options.dry_run:
@@ -386,7 +357,7 @@ class _Fetch:
         if not self._model.is_published(named):
             self._publish(source, staging, named, files)
         if revision is None:
-            self._remember(source, offers, named)
+            Seen(self._model.own, source.description).remember(offers, named)
         self._switch(named)
         shutil.rmtree(staging, ignore_errors=True)
         return self._result(named, files, "published", counts.arrived_bytes)
@@ -430,29 +401,6 @@ class _Fetch:
                 )
         return found
 
-    # A source without revisions names its content by what changes with it; what that came to is noted, so that the same
-    # is not fetched again.
-
-    def _note(self, source: Source) -> Path:
-        return self._model.own / "seen" / hashlib.sha256(source.description.encode()).hexdigest()[:40]
-
-    def _seen(self, source: Source, offers: Sequence[Offer]) -> str | None:
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            note: Any = json.loads(self._note(source).read_text())
-            if note["listing"] == _listing_digest(offers):
-                return check_revision(note["revision"])
-        return None
-
-    def _remember(self, source: Source, offers: Sequence[Offer], revision: str) -> None:
-        if any(not (offer.version or offer.sha256) for offer in offers):
-            return
-        note = self._note(source)
-        with contextlib.suppress(OSError):
-            note.parent.mkdir(exist_ok=True)
-            draft = note.with_suffix(".new")
-            draft.write_text(json.dumps({"listing": _listing_digest(offers), "revision": revision}))
-            draft.replace(note)
-
 
 def _size(path: Path) -> int:
     """Return the bytes of a regular file, -1 where there is none."""
@@ -462,41 +410,8 @@ def _size(path: Path) -> int:
     return -1
 
 
-def _listing_digest(offers: Sequence[Offer]) -> str:
-    fields = [[offer.path, offer.size, offer.sha256, offer.git_sha1, offer.version] for offer in offers]
-    return hashlib.sha256(json.dumps(fields).encode()).hexdigest()
-
-
 def _matches(path: str, patterns: Sequence[str]) -> bool:
     return any(fnmatch.fnmatchcase(path, f"{each}*" if each.endswith("/") else each) for each in patterns)
-
-
-def _is_commit(text: str) -> bool:
-    try:
-        check_revision(text)
-    except NameRefusedError:
-        return False
-    return True
-
-
-def _name_of(text: str, place: Repository | Bucket | Directory | Peer) -> str:
-    """Return the last part of a source that is a name; raises NameRefusedError where there is none."""
-    match place:
-        case Repository(name=name):
-            parts = name.split("/")
-        case Bucket(bucket=bucket, prefix=prefix):
-            parts = [bucket, *filter(None, prefix.split("/"))]
-        case Directory(path=path):
-            parts = list(path.parts)
-        case Peer(path=path):
-            parts = path.split("/")
-    # A revision in another store.
-    while len(parts) > 1 and (parts[-1] in {"", ".", "current", "previous"} or _is_commit(parts[-1])):
-        parts.pop()
-    try:
-        return check_model(parts[-1])
-    except NameRefusedError as error:
-        raise NameRefusedError(f"{text} gives the model no name ({error}): give --name NAME") from None
 
 
 @contextlib.contextmanager

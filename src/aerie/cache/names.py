@@ -35,6 +35,11 @@ def check_revision(revision: str) -> str:
     return revision
 
 
+def is_revision(text: str) -> bool:
+    """Return whether a text is a revision's name."""
+    return _REVISION.fullmatch(text) is not None
+
+
 def model_of(directory: Path) -> str:
     """Return what people call the model in a directory: in a store it is the name above a revision or a link to one."""
     is_in_store = directory.name in _LINKS or _REVISION.fullmatch(directory.name)

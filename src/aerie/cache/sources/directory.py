@@ -10,7 +10,7 @@ from pathlib import Path
 
 from aerie.cache.inside import open_patiently
 from aerie.cache.manifest import MANIFEST
-from aerie.cache.names import NameRefusedError, check_revision
+from aerie.cache.names import is_revision
 from aerie.cache.sources.published import LARGEST_MANIFEST, is_models, published
 from aerie.cache.sources.source import Listing, Offer, SourceError, TryAgainError
 
@@ -85,11 +85,7 @@ class DirectorySource:
     def _root(self) -> Path:
         """Return the revision's directory where the path is that of a model of Aerie's, else the path."""
         model = self._path.parent if self._path.name in ("current", "previous") else self._path
-        if (
-            self._revision is not None
-            and _is_revision(self._revision)
-            and (model / self._revision / MANIFEST).is_file()
-        ):
+        if self._revision is not None and is_revision(self._revision) and (model / self._revision / MANIFEST).is_file():
             return model / self._revision
         if (self._path / "current" / MANIFEST).is_file() and not (self._path / MANIFEST).exists():
             return self._path / "current"
@@ -171,14 +167,6 @@ _REASONS = {
     errno.EPERM: "may not be read by this user: run this as root, or let the user read it",
     errno.ELOOP: "became a link since it was listed: run this again",
 }
-
-
-def _is_revision(text: str) -> bool:
-    try:
-        check_revision(text)
-    except NameRefusedError:
-        return False
-    return True
 
 
 def _check_kind(path: Path, status: os.stat_result) -> None:

@@ -18,6 +18,7 @@ from urllib.parse import quote, urljoin, urlsplit
 
 import httpx
 
+from aerie.cache.names import is_revision
 from aerie.cache.sources import web
 from aerie.cache.sources.hub_token import find_token
 from aerie.cache.sources.source import Listing, Offer, SourceError, TryAgainError
@@ -116,9 +117,9 @@ class HubSource:
                 raise TryAgainError(f"{self._shown} answers what is no model's description: {error!r}") from None
             raise
         commit = info.sha or ""
-        if len(commit) != 40 or set(commit) - set("0123456789abcdef"):  # noqa: PLR2004 - SHA-1
+        if not is_revision(commit):
             raise SourceError(f"{self._shown} names the commit {commit!r}, expected 40 hexadecimal digits")
-        if _is_commit(self._wanted) and commit != self._wanted:
+        if is_revision(self._wanted) and commit != self._wanted:
             raise SourceError(f"{self._shown} gives commit {commit} where {self._wanted} was asked for")
         self._commit = commit
         return Listing(tuple(self._offer(each) for each in info.siblings or ()), commit)
@@ -361,7 +362,3 @@ def _range_error(offer: Offer, found: str, start: int, end: int) -> Exception:
             "it has changed, or a proxy alters it; run fetch again"
         )
     return TryAgainError(f"{offer.path}: the source sends {found!r}, expected {asked!r}")
-
-
-def _is_commit(text: str) -> bool:
-    return len(text) == 40 and not set(text) - set("0123456789abcdef")  # noqa: PLR2004 - SHA-1

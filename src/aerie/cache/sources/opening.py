@@ -6,6 +6,7 @@ import urllib.parse
 from dataclasses import dataclass
 from pathlib import Path
 
+from aerie.cache.names import NameRefusedError, check_model, is_revision
 from aerie.cache.sources.source import Source, SourceError
 
 FORMS = """a source is one of
@@ -100,6 +101,26 @@ def parse(text: str) -> Place:
         return _repository(text, text)
     why = f"a directory is written with ./ in front, as ./{text}" if Path(text).exists() else "it names no place"
     raise SourceTextError(text, why)
+
+
+def name_of(text: str, place: Place) -> str:
+    """Return the last part of a source that is a name; raises NameRefusedError where there is none."""
+    match place:
+        case Repository(name=name):
+            parts = name.split("/")
+        case Bucket(bucket=bucket, prefix=prefix):
+            parts = [bucket, *filter(None, prefix.split("/"))]
+        case Directory(path=path):
+            parts = list(path.parts)
+        case Peer(path=path):
+            parts = path.split("/")
+    # A revision in another store.
+    while len(parts) > 1 and (parts[-1] in {"", ".", "current", "previous"} or is_revision(parts[-1])):
+        parts.pop()
+    try:
+        return check_model(parts[-1])
+    except NameRefusedError as error:
+        raise NameRefusedError(f"{text} gives the model no name ({error}): give --name NAME") from None
 
 
 def open_source(
