@@ -74,7 +74,7 @@ def write_weights(directory: Path, size: int, widths: Widths, *, int4: bool = Fa
     for number, tensors in enumerate(shards, 1):
         file = f"model-{number:05}-of-{len(shards):06}.safetensors"
         weight_map |= dict.fromkeys(tensors, file)
-        _write_shard(directory / file, tensors, block, number)
+        _write_shard(directory / file, tensors, layout, block, number)
     total = sum(expected.size for expected in layout.values())
     index = {"metadata": {"total_size": total}, "weight_map": weight_map}
     (directory / "model.safetensors.index.json").write_text(json.dumps(index))
@@ -129,7 +129,9 @@ def _random_block() -> np.ndarray:
     return np.concatenate([block, block])
 
 
-def _write_shard(path: Path, tensors: dict[str, Expected], block: np.ndarray, seed: int) -> None:
+def _write_shard(
+    path: Path, tensors: dict[str, Expected], layout: dict[str, Expected], block: np.ndarray, seed: int
+) -> None:
     described, end = {}, 0
     for name, expected in tensors.items():
         begin, end = end, end + expected.size
@@ -139,16 +141,16 @@ def _write_shard(path: Path, tensors: dict[str, Expected], block: np.ndarray, se
     with path.open("wb") as file:
         file.write(len(header).to_bytes(8, "little") + header)
         for number, (name, expected) in enumerate(tensors.items()):
-            for piece in _pieces(name, expected, tensors, block, (seed * 7919 + number) * _STEP):
+            for piece in _pieces(name, expected, layout, block, (seed * 7919 + number) * _STEP):
                 file.write(piece)
         file.flush()
         os.fsync(file.fileno())
 
 
-def _pieces(name: str, expected: Expected, tensors: dict[str, Expected], block: np.ndarray, at: int):
-    """Yield a tensor's bytes."""
+def _pieces(name: str, expected: Expected, layout: dict[str, Expected], block: np.ndarray, at: int):
+    """Yield a tensor's bytes; the packed weights that a shape is of may be in another shard."""
     if name.endswith("weight_shape"):
-        rows, words = tensors[name.replace("weight_shape", "weight_packed")].shape
+        rows, words = layout[name.replace("weight_shape", "weight_packed")].shape
         yield np.array([rows, words * 8], dtype=np.int32).tobytes()
         return
     if name.endswith((".bias", "e_score_correction_bias")):
