@@ -725,7 +725,33 @@ def test_only_some_of_the_files(hub, fetcher, files):
     assert {each.name for each in fetcher.published().iterdir()} == {"config.json", "aerie-manifest.json"}
     done = fetcher.run()
     assert done.code == 1
-    assert "is published without" in done.err
+    assert "is published with some of the files alone" in done.err
+
+
+def test_some_of_the_files_of_a_commit_are_not_taken_for_all(hub, fetcher, files, models, tmp_path):
+    commit = hub.repository(REPOSITORY).branches["main"]
+    some = ("--include", "*.json", "--exclude", "x*")
+    assert fetcher.run("--revision", commit, *some).code == 0
+    assert fetcher.run("--revision", commit, *some, "--offline").code == 0
+    for more in ([], ["--offline"], ["--include", "*.json"], ["--dry-run"]):
+        done = fetcher.run("--revision", commit, *more)
+        assert done.code == 1
+        assert "some of the files alone" in done.err
+    # Nor where they are carried on from here.
+    path = fetcher.published()
+    assert fetcher.run("--name", "Copy", source=str(path)).code == 0
+    copied = (models / "Copy" / "current" / "aerie-manifest.json").read_text()
+    assert json.loads(copied)["options"]["include"] == '["*.json"]'
+
+
+def test_a_revision_that_was_renamed_is_not_taken_for_another(hub, fetcher, files):
+    first = hub.repository(REPOSITORY).branches["main"]
+    assert fetcher.run().code == 0
+    second = hub.repository(REPOSITORY).commit({**files, FIRST: os.urandom(len(files[FIRST]))})
+    (fetcher.model.path / first).rename(fetcher.model.path / second)
+    done = fetcher.run("--revision", second)
+    assert done.code == 1
+    assert f"its manifest is that of revision {first}" in done.err
 
 
 def test_a_run_for_some_of_the_files_leaves_what_another_has_fetched(hub, fetcher, files, half):

@@ -112,7 +112,7 @@ def _origin(path: Path) -> _Origin:
         manifest = load_manifest(path)
         told = {file.path: Expected(sha256=file.sha256, size=file.size, by="its manifest") for file in manifest.files}
         # The token goes to the endpoint, and whoever wrote the manifest may have named one of his own.
-        return _Origin(manifest.name, manifest.revision, manifest.source, expected=told)
+        return _Origin(manifest.name, manifest.revision, manifest.source, manifest.chosen, told)
     if path.parent.name == "snapshots" and (hub := _HUB.fullmatch(path.parent.parent.name)):
         revision = path.name if re.fullmatch(r"[0-9a-f]{40}", path.name) else None
         return _Origin(hub["name"], revision, f"hf:{hub['owner']}/{hub['name']}", keep=True)

@@ -11,7 +11,7 @@ import signal
 import stat
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -144,7 +144,7 @@ class _Fetch:
             return self._fetch_from(self._listed)
         with self._locked():
             wanted = options.revision
-            if wanted is not None and is_revision(wanted) and not (options.include or options.exclude):
+            if wanted is not None and is_revision(wanted):
                 files = self._published(wanted)
                 if files is not None:
                     return self._there(wanted, files)
@@ -195,12 +195,22 @@ class _Fetch:
                 stack.enter_context(self._model.lock(command, wait=True))
             yield
 
-    def _published(self, revision: str) -> tuple[File, ...] | None:
-        """Return the files of a published revision, None where it is not; raises ManifestError and _FetchError."""
+    def _published(self, revision: str, chosen: Mapping[str, str] | None = None) -> tuple[File, ...] | None:
+        """Return the files of a published revision, None where it is not; raises ManifestError and _FetchError.
+
+        One with some of the files alone has to be by the patterns in `chosen`, those of the command unless given.
+        """
         if not self._model.is_published(revision):
             return None
         path = self._model.revision_path(revision)
-        files = load_manifest(path).files
+        manifest = self._model.manifest(revision)
+        if manifest.chosen and manifest.chosen != (self._patterns() if chosen is None else chosen):
+            by = ", ".join(f"{name} {value}" for name, value in manifest.chosen.items())
+            raise _FetchError(
+                f"{self._name}@{revision} is published with some of the files alone ({by}): give --name for a second "
+                f"copy, or remove {path} and fetch again"
+            )
+        files = manifest.files
         for file in files:
             if _size(path / file.path) != file.size:
                 raise _FetchError(
@@ -208,6 +218,11 @@ class _Fetch:
                     f"`aerie model verify --repair {self._name}@{revision}` mends it"
                 )
         return files
+
+    def _patterns(self) -> dict[str, str]:
+        """Return which files are wanted, as the manifest has it."""
+        given = {"include": list(self._options.include), "exclude": list(self._options.exclude)}
+        return {name: json.dumps(patterns) for name, patterns in given.items() if patterns}
 
     def _fetch_from(self, use: Callable[[Source, Listing, tuple[Offer, ...]], Result]) -> Result:
         options = self._options
@@ -260,14 +275,15 @@ class _Fetch:
 
     def _listed(self, source: Source, listing: Listing, offers: tuple[Offer, ...]) -> Result:
         revision = listing.revision or Seen(self._model.own, source.description).revision(offers)
-        if revision is not None and (files := self._published(revision)) is not None:
+        chosen = {} if listing.revision is None else {**listing.chosen, **self._patterns()}
+        if revision is not None and (files := self._published(revision, chosen)) is not None:
             self._check_same(revision, files, offers)
             if self._options.dry_run:
                 return self._result(revision, files, "there already", 0)
             return self._there(revision, files)
         if self._options.dry_run:
             return self._dry(listing.revision or "", self._key(source, listing), offers)
-        return self._download(source, listing.revision, self._key(source, listing), offers)
+        return self._download(source, listing.revision, self._key(source, listing), offers, chosen)
 
     def _key(self, source: Source, listing: Listing) -> str:
         """Return what the staging is called: a run for some of the files must not tidy away another one's."""
@@ -327,7 +343,9 @@ class _Fetch:
             to_fetch += offer.size - there
         return self._result(revision, offers, "not fetched", to_fetch)
 
-    def _download(self, source: Source, revision: str | None, key: str, offers: tuple[Offer, ...]) -> Result:
+    def _download(
+        self, source: Source, revision: str | None, key: str, offers: tuple[Offer, ...], chosen: Mapping[str, str]
+    ) -> Result:
         options = self._options
         staging = self._model.staging(key)
         total = sum(offer.size for offer in offers)
@@ -355,14 +373,16 @@ class _Fetch:
             self._aloud.display = None
         named = revision or content_revision(files)
         if not self._model.is_published(named):
-            self._publish(source, staging, named, files)
+            self._publish(source, staging, named, files, chosen)
         if revision is None:
             Seen(self._model.own, source.description).remember(offers, named)
         self._switch(named)
         shutil.rmtree(staging, ignore_errors=True)
         return self._result(named, files, "published", counts.arrived_bytes)
 
-    def _publish(self, source: Source, staging: Path, revision: str, files: tuple[File, ...]) -> None:
+    def _publish(
+        self, source: Source, staging: Path, revision: str, files: tuple[File, ...], chosen: Mapping[str, str]
+    ) -> None:
         manifest = Manifest(
             name=self._name,
             revision=revision,
@@ -370,7 +390,7 @@ class _Fetch:
             files=files,
             tool=f"aerie {aerie.__version__}",
             fetched=datetime.now(UTC).isoformat(timespec="seconds"),
-            options=dict(source.options),
+            options={**source.options, **chosen},
         )
         try:
             self._model.publish(staging / "files", manifest, switch=False)

@@ -110,6 +110,17 @@ class Model:
                         found.append((_changed(Path(entry.path, MANIFEST)), check_revision(entry.name)))
         return [revision for _, revision in sorted(found, reverse=True)]
 
+    def manifest(self, revision: str) -> Manifest:
+        """Return the manifest of a published revision; raises ManifestError, also where it is another one's."""
+        path = self.revision_path(revision)
+        manifest = load_manifest(path)
+        if manifest.revision != revision:
+            raise ManifestError(
+                f"{path}: its manifest is that of revision {manifest.revision}: it was renamed or copied by hand. Move "
+                f"{path} away, and adopt it from there"
+            )
+        return manifest
+
     def current(self) -> str | None:
         """Return the revision in service, None before the first; raises StoreError where `current` is none of ours."""
         return self._linked(CURRENT)

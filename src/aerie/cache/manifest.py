@@ -52,7 +52,13 @@ class Manifest:
     fetched: str
     """When it was whole: UTC, ISO 8601 to the second. For people; nothing is decided by it."""
     options: dict[str, str] = field(default_factory=dict)
-    """What else `fetch` needs to reach the source again: `endpoint`, `region`."""
+    """What else `fetch` needs to reach the source again: `endpoint`, `region`. And which of its files the
+    revision has, where that is not all: `include` and `exclude`, lists of patterns as JSON."""
+
+    @property
+    def chosen(self) -> dict[str, str]:
+        """Those of the options that say which of the revision's files it has; empty where it has all."""
+        return {name: self.options[name] for name in ("include", "exclude") if name in self.options}
 
     @property
     def size(self) -> int:

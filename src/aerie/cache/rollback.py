@@ -8,7 +8,7 @@ from pathlib import Path
 from aerie.cache.findings import lines_of
 from aerie.cache.hashing import default_threads
 from aerie.cache.inspection import inspect
-from aerie.cache.layout import CURRENT, PREVIOUS, Store, StoreError, load_manifest
+from aerie.cache.layout import CURRENT, PREVIOUS, Store, StoreError
 from aerie.cache.manifest import ManifestError
 
 
@@ -30,7 +30,7 @@ def rollback(options: Options) -> int:
     path = model.revision_path(revision)
     with model.lock("aerie model rollback"):
         try:
-            report = inspect(path, load_manifest(path), quick=True, threads=default_threads())
+            report = inspect(path, model.manifest(revision), quick=True, threads=default_threads())
         except ManifestError as error:
             raise StoreError(f"{error}. Nothing was switched") from None
         if not report.is_whole:

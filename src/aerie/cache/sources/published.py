@@ -51,7 +51,7 @@ def published(text: str, where: str, found: Mapping[str, tuple[int, str]], revis
             f"{where} holds revision {manifest.revision} of {manifest.name}, and {revision} was asked for: "
             "leave --revision out to take what is there"
         )
-    return Listing(tuple(_offers(manifest, where, found)), manifest.revision)
+    return Listing(tuple(_offers(manifest, where, found)), manifest.revision, manifest.chosen)
 
 
 def _offers(manifest: Manifest, where: str, found: Mapping[str, tuple[int, str]]) -> list[Offer]:

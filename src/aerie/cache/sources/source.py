@@ -1,7 +1,7 @@
 """What a place that weights come from can do; each kind is a module beside this one."""
 
-from collections.abc import Generator, Iterator
-from dataclasses import dataclass
+from collections.abc import Generator, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from aerie.cache.words import printable
@@ -45,6 +45,8 @@ class Listing:
     files: tuple[Offer, ...]
     revision: str | None
     """40 hexadecimal digits; None where the source knows no revisions, and the content will name it."""
+    chosen: Mapping[str, str] = field(default_factory=dict)
+    """See Manifest.chosen."""
 
 
 class Source(Protocol):
