@@ -236,3 +236,13 @@ def test_httpx_takes_large_pieces_from_a_socket(hub, source):
     finally:
         HTTP11Connection._receive_event = real
     assert set(asked) == {256 * 1024}
+
+
+def test_a_hub_that_wants_patience_is_not_taken_for_one_without_xet(hub, source):
+    """The first request for a large file asks for Xet; its 429 is heeded like any other."""
+    offer = offers(source)["a b/ü#?.bin"]
+    hub.fault("/resolve/", status=429, headers={"Retry-After": "7"}, times=1)
+    with pytest.raises(TryAgainError) as later:
+        read(source, offer)
+    assert later.value.after == 7
+    assert read(source, offer) == SHARD

@@ -183,6 +183,8 @@ class HubSource:
             return None
         address = self._address(offer.path)
         with self._open(address, {"Range": "bytes=0-0"}, offer) as response:
+            if response.is_error:  # 429 says nothing about Xet
+                raise self._refused(response.status_code, response.headers)
             found = xet.learn(offer.path, response)
             if found is None:
                 self._not_in_xet.add(offer.path)
