@@ -111,7 +111,8 @@ PLANS: dict[str, Plan] = {
     ),
     "cpu-8": Plan((Part(BF16_8, 1, _CPU), Part(BF16_8, 2, _CPU))),
     "gpu": Plan((Part(GPU_BF16, 1, _GPU),)),
-    "gpu-int4": Plan((Part(GPU_INT4, 1, _GPU), Part(GPU_BF16, 1, (SAVED, "lazy"), repeats=1))),
+    "gpu-int4": Plan((Part(GPU_INT4, 1, _GPU),)),
+    "gpu-sharded": Plan((Part(GPU_BF16, 1, (SAVED, "lazy")),)),
     "quick": Plan((Part(TRIAL, 1, _CPU, repeats=1), Part(TRIAL, 2, _CPU, repeats=1))),
     "tiny": Plan((Part(TRIAL_TINY, 1, (*_GPU, SAVED), repeats=1),)),
 }
