@@ -6,9 +6,11 @@
     docker run --rm --network none --user 0:0 --entrypoint python3 -v "$PWD:/aerie:ro" -v "$PWD/results:/results" \\
         aerie:cpu /aerie/tests/gpu/loading.py --cpu --out /results    # the whole program, with a small checkpoint
 
-Where vLLM 0.32.0's CUDA wheel is installed, with fastsafetensors, instanttensor and runai-model-streamer; a loader that
-is missing fails alone. Needs 22 GB of disk below --data, 12 GB more for the second, 42 GB for the third; on overlayfs it works, too. Results are written after each run, and what is in them is not measured again;
-`tests/bench/plot_loaders.py` draws them. The same program as tests/bench/loaders.py's, tests/bench/weights/measure.py.
+Where vLLM 0.32.0's CUDA wheel is installed, with fastsafetensors, instanttensor and runai-model-streamer; a loader
+that is missing fails alone. Needs 22 GB of disk below --data, 12 GB more for the second, 42 GB for the third; on
+overlayfs it works, too. Results are written after each run, and what is in them is not measured again;
+`tests/bench/plot_loaders.py` draws them. The same program as tests/bench/loaders.py's,
+tests/bench/weights/measure.py.
 """
 
 from __future__ import annotations
@@ -28,7 +30,9 @@ def main() -> int:
     """Run the plan."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="directory of the results")
-    parser.add_argument("--plan", choices=("gpu", "gpu-int4", "gpu-sharded"), default="gpu", help="(default: %(default)s)")
+    parser.add_argument(
+        "--plan", choices=("gpu", "gpu-int4", "gpu-sharded"), default="gpu", help="(default: %(default)s)"
+    )
     parser.add_argument("--cpu", action="store_true", help="a trial without a GPU")
     parser.add_argument(
         "--data", type=Path, default=Path(tempfile.gettempdir(), "aerie-loading"), help="(default: %(default)s)"
