@@ -1,6 +1,8 @@
 """Draws what tests/bench/loaders.py or tests/gpu/loading.py measured, and prints it as a table.
 
-    .venv/bin/python tests/bench/plot_loaders.py RESULTS.json [--svg FILE.svg]
+    .venv/bin/python tests/bench/plot_loaders.py RESULTS.json... [--svg FILE.svg]
+
+Several results are of one machine, and become one table.
 
 A loader's rate is the checkpoint's bytes over the seconds that its slowest rank took to read them and to put them into
 the model's parameters (vLLM's "Loading weights took"); what is read ahead before that is added.
@@ -89,6 +91,15 @@ def default_rates(found: list[Row]) -> dict[tuple[str, int, str], float]:
     return {(row.set, row.ranks, row.state): row.rate for row in found if row.loader == "lazy"}
 
 
+def together(contents: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return several results of one machine as one; the first one's date and commit stand for all."""
+    machines = {(each["about"]["cpu"], *each["about"]["gpus"], *each["about"]["versions"].items()) for each in contents}
+    if len(machines) > 1:
+        raise SystemExit("the results are of different machines or software: draw them apart")
+    sets = {name: one for each in contents for name, one in each["sets"].items()}
+    return {"about": contents[0]["about"], "sets": sets, "runs": [run for each in contents for run in each["runs"]]}
+
+
 def table(content: dict[str, Any]) -> str:
     """Return the figures as Markdown."""
     found = rows(content["runs"])
@@ -162,10 +173,10 @@ def draw(content: dict[str, Any], svg: Path) -> None:
 def main() -> None:
     """Print the table, and draw."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("results", type=Path)
+    parser.add_argument("results", type=Path, nargs="+")
     parser.add_argument("--svg", type=Path)
     arguments = parser.parse_args()
-    content = json.loads(arguments.results.read_text())
+    content = together([json.loads(path.read_text()) for path in arguments.results])
     print(table(content))
     if arguments.svg:
         draw(content, arguments.svg)

@@ -35,8 +35,8 @@ _NETWORK = frozenset({"nfs", "nfs4", "lustre", "cifs", "smb3", "ceph", "glusterf
 _OWN_PREFETCH = frozenset({"nfs", "nfs4", "lustre"})
 """Where vLLM reads ahead by itself (weight_utils.py, safetensors_weights_iterator)."""
 _SHARE_OF_MEMORY = 0.8
-"""Of the machine's: with a larger model fastsafetensors was slower than the default or ran out of memory
-(eugr/spark-vllm-docker, README)."""
+"""Of the machine's, that the page cache can have beside the engine's processes. What fits is read from there again at
+each restart, at 2.5 times the rate of fastsafetensors, which reads past it (docs/weights.md)."""
 _BUFFERS = 2
 """Whole shards that fastsafetensors holds on each GPU: the one that is handed out and the one that is being read."""
 _GPU_RESERVE = 2 * 2**30
@@ -97,8 +97,10 @@ def choose(facts: Facts, asked: str = "auto") -> Choice:
     return Choice(
         "fastsafetensors",
         {"load-format": "fastsafetensors"},
-        f"each of {facts.gpus} GPUs reads whole files of its own and hands out what the others need, and there is room "
-        f"for two of {facts.largest_file / GB:.1f} GB beside its {_per_rank(facts) / _GIB:.0f} GiB of weights",
+        f"the weights ({facts.weights / GB:.0f} GB) are more than {_SHARE_OF_MEMORY:.0%} of the memory "
+        f"({facts.memory / GB:.0f} GB), too much for the page cache; each of {facts.gpus} GPUs reads whole files "
+        f"of its own past it, with room for {_BUFFERS} of {facts.largest_file / GB:.1f} GB beside its "
+        f"{_per_rank(facts) / _GIB:.0f} GiB of weights",
     )
 
 
@@ -109,10 +111,10 @@ def _not_fastsafetensors(facts: Facts) -> str | None:
         return "this image has no other loader"
     if facts.stages > 1:
         return "with pipeline stages fastsafetensors would send every tensor to ranks that have no use for it"
-    if facts.weights > _SHARE_OF_MEMORY * facts.memory:
+    if facts.weights <= _SHARE_OF_MEMORY * facts.memory:
         return (
-            f"the weights ({facts.weights / GB:.0f} GB) are more than {_SHARE_OF_MEMORY:.0%} of the memory "
-            f"({facts.memory / GB:.0f} GB), where fastsafetensors gets slow or fails"
+            f"the weights ({facts.weights / GB:.0f} GB) are no more than {_SHARE_OF_MEMORY:.0%} of the memory "
+            f"({facts.memory / GB:.0f} GB), so that the page cache keeps them for a restart"
         )
     left = facts.gpu_memory - _per_rank(facts) - _GPU_RESERVE
     if left < _BUFFERS * facts.largest_file:

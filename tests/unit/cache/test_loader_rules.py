@@ -16,7 +16,7 @@ GB, GIB = 10**9, 2**30
 KIMI = Facts(
     weights=601 * GB,
     largest_file=10 * GB,
-    memory=1536 * GIB,
+    memory=512 * GIB,
     filesystem="xfs",
     gpus=8,
     gpu_memory=int(94.97 * GIB),
@@ -28,11 +28,20 @@ KIMI = Facts(
 @pytest.mark.parametrize(
     ("facts", "chosen", "why"),
     [
-        (KIMI, "fastsafetensors", "each of 8 GPUs reads whole files of its own"),
+        (
+            KIMI,
+            "fastsafetensors",
+            r"more than 80% of the memory \(550 GB\).*each of 8 GPUs reads whole files",
+        ),
+        (replace(KIMI, memory=699 * GIB), "fastsafetensors", "too much for the page cache"),
+        (
+            replace(KIMI, memory=700 * GIB),
+            "default",
+            r"no more than 80% of the memory \(752 GB\)",
+        ),
         (replace(KIMI, gpus=0, gpu_memory=0), "default", "without GPUs only vLLM's own loader works"),
         (replace(KIMI, installed=frozenset()), "default", "this image has no other loader"),
         (replace(KIMI, stages=2), "default", "with pipeline stages"),
-        (replace(KIMI, memory=512 * GIB), "default", r"more than 80% of the memory \(550 GB\)"),
         (replace(KIMI, gpu_memory=80 * GIB), "default", "a GPU has 8.0 GiB, and fastsafetensors holds 2 files of 9.3"),
         (replace(KIMI, largest_file=20 * GB), "default", "fastsafetensors holds 2 files of 18.6 GiB"),
         (replace(KIMI, gpus=0, filesystem="nfs4"), "default", "reads ahead on nfs4 by itself"),
@@ -94,6 +103,6 @@ def test_the_command(model, tmp_path, capsys):
 def test_an_engine_that_loads_otherwise_than_the_rules_say_is_told(model, monkeypatch):
     monkeypatch.setattr(loader, "find_facts", lambda *_: KIMI)
     words = [str(model)]
-    assert explain(words, [model]).startswith("default: no other one was chosen; the rules say fastsafetensors: each")
-    assert explain([*words, "--load-format", "fastsafetensors"], [model]).startswith("fastsafetensors: each of 8")
+    assert explain(words, [model]).startswith("default: no other one was chosen; the rules say fastsafetensors: the")
+    assert explain([*words, "--load-format", "fastsafetensors"], [model]).startswith("fastsafetensors: the weights")
     assert "the engine's arguments say so" in explain([*words, "--load-format", "dummy"], [Path(model)])
