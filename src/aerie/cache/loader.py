@@ -36,7 +36,7 @@ _OWN_PREFETCH = frozenset({"nfs", "nfs4", "lustre"})
 """Where vLLM reads ahead by itself (weight_utils.py, safetensors_weights_iterator)."""
 _SHARE_OF_MEMORY = 0.8
 """Of the machine's, that the page cache can have beside the engine's processes. What fits is read from there again at
-each restart, at 2.5 times the rate of fastsafetensors, which reads past it (docs/weights.md)."""
+each restart, at 2.2 to 2.6 times the rate of fastsafetensors, which reads past it (docs/weights.md)."""
 _BUFFERS = 2
 """Whole shards that fastsafetensors holds on each GPU: the one that is handed out and the one that is being read."""
 _GPU_RESERVE = 2 * 2**30
