@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
-import subprocess
-import sys
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
-import yaml
+from tried_play import outcomes_of
 
 REPOSITORY = Path(__file__).parents[3]
 ROLE = str(REPOSITORY / "ansible/roles/vllm")
@@ -88,26 +85,8 @@ Outcome = dict[str, Any]
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
     """What the role makes of each case, by the case's name."""
     directory = tmp_path_factory.mktemp("fabric")
-    file = directory / "outcomes.json"
     tasks: list[dict[str, Any]] = [case(name, variables) for name, (variables, _) in CASES.items()]
-    tasks.append({"ansible.builtin.copy": {"content": "{{ outcomes | to_json }}", "dest": str(file), "mode": "0600"}})
-    play = [{"name": "Try", "hosts": "localhost", "connection": "local", "gather_facts": False, "tasks": tasks}]
-    (directory / "play.yml").write_text(yaml.safe_dump(play))
-    done = subprocess.run(
-        [sys.executable, "-m", "ansible", "playbook", "-i", "localhost,", str(directory / "play.yml")],
-        env={
-            "PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin",
-            "ANSIBLE_CONFIG": str(REPOSITORY / "ansible/ansible.cfg"),
-            "HOME": str(directory),
-            "LC_ALL": "C.UTF-8",
-        },
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return cast("dict[str, Outcome]", json.loads(file.read_text()))
+    return outcomes_of(tasks, directory)
 
 
 def case(name: str, variables: dict[str, Any]) -> dict[str, Any]:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
-import subprocess
-import sys
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import yaml
+from tried_play import outcomes_of
 
 REPOSITORY = Path(__file__).parents[3]
 ROLE = str(REPOSITORY / "ansible/roles/vllm")
@@ -46,26 +44,8 @@ def outcomes(place: Path) -> dict[str, Outcome]:
     docker.parent.mkdir()
     docker.write_text(DOCKER.format(directory=place))
     docker.chmod(0o755)
-    file = place / "outcomes.json"
     tasks = [case(name, variables) for name, variables in CASES.items()]
-    tasks.append({"ansible.builtin.copy": {"content": "{{ outcomes | to_json }}", "dest": str(file), "mode": "0600"}})
-    play = [{"name": "Try", "hosts": "localhost", "connection": "local", "gather_facts": False, "tasks": tasks}]
-    (place / "play.yml").write_text(yaml.safe_dump(play))
-    done = subprocess.run(
-        [sys.executable, "-m", "ansible", "playbook", "-i", "localhost,", str(place / "play.yml")],
-        env={
-            "PATH": f"{docker.parent}:{Path(sys.executable).parent}:/usr/bin:/bin",
-            "ANSIBLE_CONFIG": str(REPOSITORY / "ansible/ansible.cfg"),
-            "HOME": str(place),
-            "LC_ALL": "C.UTF-8",
-        },
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return cast("dict[str, Outcome]", json.loads(file.read_text()))
+    return outcomes_of(tasks, place, docker.parent)
 
 
 def case(name: str, variables: dict[str, Any]) -> dict[str, Any]:
