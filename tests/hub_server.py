@@ -399,8 +399,8 @@ def main() -> None:
     """Serve until Ctrl-C."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("root", type=Path, metavar="DIR")
-    parser.add_argument("--port", type=int, default=0)
-    parser.add_argument("--pace", type=float, help="bytes a second")
+    parser.add_argument("--port", type=int, default=0, help="(default: one that is free, which is printed)")
+    parser.add_argument("--pace", type=float, help="bytes a second for each connection (default: all that there is)")
     options = parser.parse_args()
     with Hub(port=options.port, pace=options.pace) as hub:
         from_directory(hub, options.root)

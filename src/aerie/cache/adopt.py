@@ -21,9 +21,10 @@ from types import FrameType
 from typing import NoReturn
 
 import aerie
+from aerie.cache.directories import StoreError, make_directory, sync
 from aerie.cache.hashing import digest
 from aerie.cache.inside import directory, walk
-from aerie.cache.layout import CURRENT, PREVIOUS, Model, Store, StoreError, load_manifest, make_directory, sync
+from aerie.cache.layout import CURRENT, PREVIOUS, Model, Store, load_manifest
 from aerie.cache.manifest import ADOPTED, MANIFEST, Manifest, ManifestError, content_revision
 from aerie.cache.meter import Meter
 from aerie.cache.names import check_files, check_revision, model_of

@@ -31,7 +31,7 @@ def add_commands(commands: Any) -> None:
 
 def _run(name: str) -> Callable[[argparse.Namespace], int]:
     def run(given: argparse.Namespace) -> int:
-        from aerie.cache.layout import StoreError
+        from aerie.cache.directories import StoreError
         from aerie.cache.names import NameRefusedError
         from aerie.cache.words import printable
 

@@ -17,8 +17,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import aerie
+from aerie.cache.directories import StoreError
 from aerie.cache.download import Download
-from aerie.cache.layout import BusyError, Store, StoreError, load_manifest
+from aerie.cache.layout import BusyError, Store, load_manifest
 from aerie.cache.ledger import Ledger, boot_id
 from aerie.cache.manifest import File, Manifest, ManifestError, content_revision
 from aerie.cache.names import NameRefusedError, check_files, check_model, check_revision, is_revision

@@ -1,4 +1,4 @@
-"""Where models lie on disk, who works on them, and how a revision appears, is switched to and is held.
+"""Where models lie on disk, who works on them, and how a revision appears and is switched to.
 
 <models>/<name>/<revision>/     published: whole or not there; aerie-manifest.json is in it
                 current         relative symlink to the revision in service
@@ -10,22 +10,20 @@ import ctypes
 import errno
 import fcntl
 import os
-import signal
-import stat
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from aerie.cache.inside import directory, open_inside, walk
+from aerie.cache.directories import DIRECTORY_MODE, StoreError, exists, is_directory, make_directory, sync
+from aerie.cache.inside import directory, open_inside
 from aerie.cache.manifest import MANIFEST, Manifest, ManifestError, read_manifest
 from aerie.cache.names import NameRefusedError, check_model, check_revision
+from aerie.cache.settling import settle
 
 CURRENT = "current"
 PREVIOUS = "previous"
-FILE_MODE = 0o444
-DIRECTORY_MODE = 0o755
 _OWN = ".aerie"
 _OWN_MODE = 0o700
 _LONGEST_MANIFEST = 256 * 2**20  # bytes; 595 GB take 1.5 MB
@@ -33,10 +31,6 @@ _LOOKS = 5
 _SHORTEST = 7  # digits, as git shortens a commit
 _AT_FDCWD = -100
 _EXCHANGE = 2  # linux/fs.h, RENAME_EXCHANGE
-
-
-class StoreError(Exception):
-    """The store is not as it must be for what was asked; the message says what was found and what to do."""
 
 
 class BusyError(StoreError):
@@ -89,7 +83,7 @@ class Model:
     @property
     def is_kept(self) -> bool:
         """Whether Aerie keeps it; a directory that a person made there is not touched."""
-        return _is_directory(self.own) or bool(self.revisions())
+        return is_directory(self.own) or bool(self.revisions())
 
     def revision_path(self, revision: str) -> Path:
         """Return where this revision is or will be; raises NameRefusedError."""
@@ -97,7 +91,7 @@ class Model:
 
     def is_published(self, revision: str) -> bool:
         """Whether this revision is there."""
-        return _is_directory(self.revision_path(revision))
+        return is_directory(self.revision_path(revision))
 
     def revisions(self) -> list[str]:
         """Return the published ones, the one that was published last first."""
@@ -189,7 +183,7 @@ class Model:
         path = self.own / "lock"
         made = False
         while True:
-            made |= not _exists(self.path)
+            made |= not exists(self.path)
             self._make_own()
             try:
                 descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
@@ -263,7 +257,7 @@ class Model:
         StoreError where there is such a revision already, or the directory does not hold these files; OSError.
         """
         target = self.revision_path(manifest.revision)
-        if _exists(target):
+        if exists(target):
             raise StoreError(f"{target} is there already")
         settle(files, manifest)
         files.rename(target)
@@ -308,48 +302,6 @@ class Model:
         rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
         return rename is not None and rename(_AT_FDCWD, names[0], _AT_FDCWD, names[1], _EXCHANGE) == 0
 
-    def in_use(self, revision: str) -> bool:
-        """Whether somebody holds this revision, or has one of its files open or mapped; raises OSError."""
-        with self.unused(revision) as unused:
-            return not unused
-
-    @contextmanager
-    def unused(self, revision: str) -> Iterator[bool]:
-        """Tell whether nobody uses this revision; where so, nobody can begin to hold it meanwhile. Raises OSError."""
-        with directory(self.revision_path(revision)) as descriptor:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                yield False
-                return
-            yield not any(
-                _is_open(descriptor, entry.path) for entry in walk(descriptor) if stat.S_ISREG(entry.status.st_mode)
-            )
-
-
-@contextmanager
-def hold(path: Path) -> Iterator[None]:
-    """Use what is published at `path`, a revision or a symlink to one: it is not freed meanwhile.
-
-    Raises OSError where it is not there.
-    """
-    while True:
-        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_SH)
-            # It may have been moved away, or `current` switched, before the lock was there.
-            with suppress(FileNotFoundError):
-                if os.path.samestat(path.stat(), os.fstat(descriptor)):
-                    break
-        except BaseException:
-            os.close(descriptor)
-            raise
-        os.close(descriptor)
-    try:
-        yield
-    finally:
-        os.close(descriptor)
-
 
 def load_manifest(path: Path) -> Manifest:
     """Return the manifest of the revision at `path`, or that `path` links to; raises ManifestError naming the file."""
@@ -367,91 +319,6 @@ def load_manifest(path: Path) -> Manifest:
         raise ManifestError(f"{file} is no manifest: {error}") from None
     except ManifestError as error:
         raise ManifestError(f"{file}: {error}") from None
-
-
-def settle(path: Path, manifest: Manifest) -> None:
-    """Let the directory hold just what the manifest lists, with its modes, all of it on the disk; write the manifest.
-
-    Raises StoreError where it holds something else; nothing is removed.
-    """
-    expected = {file.path: file.size for file in manifest.files}
-    with directory(path) as root:
-        for entry in walk(root):
-            if entry.error is not None:
-                raise entry.error
-            _settle_entry(root, path, entry.path, expected)
-        if expected:
-            raise StoreError(f"{path} lacks {min(expected)}, which the manifest lists")
-        _write_manifest(root, manifest)
-        _settle_mode(root, DIRECTORY_MODE)
-
-
-def _settle_entry(root: int, path: Path, name: str, expected: dict[str, int]) -> None:
-    status = os.stat(name, dir_fd=root, follow_symlinks=False)
-    if stat.S_ISDIR(status.st_mode):
-        with directory(path / name) as descriptor:
-            _settle_mode(descriptor, DIRECTORY_MODE)
-        return
-    if name in {MANIFEST, f"{MANIFEST}.new"} and stat.S_ISREG(status.st_mode):
-        return
-    if not stat.S_ISREG(status.st_mode) or expected.get(name) != status.st_size:
-        wanted = f"a file of {expected[name]} bytes" if name in expected else "nothing of that name"
-        found = f"a file of {status.st_size} bytes" if stat.S_ISREG(status.st_mode) else "no regular file"
-        raise StoreError(f"{path / name} is {found}, and the manifest lists {wanted}")
-    del expected[name]
-    descriptor = open_inside(root, name)
-    try:
-        _settle_mode(descriptor, FILE_MODE)
-    finally:
-        os.close(descriptor)
-
-
-def _settle_mode(descriptor: int, mode: int) -> None:
-    status = os.fstat(descriptor)
-    if os.geteuid() == 0 and status.st_uid != 0:  # adopted: its owner could make it writable again
-        os.fchown(descriptor, 0, 0)
-    if stat.S_IMODE(status.st_mode) != mode:
-        os.fchmod(descriptor, mode)
-    os.fsync(descriptor)
-
-
-def _write_manifest(root: int, manifest: Manifest) -> None:
-    draft = f"{MANIFEST}.new"
-    with suppress(FileNotFoundError):
-        os.unlink(draft, dir_fd=root)
-    with os.fdopen(open_inside(root, draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb") as stream:
-        stream.write(manifest.to_json().encode())
-        stream.flush()
-        os.fchmod(stream.fileno(), FILE_MODE)
-        os.fsync(stream.fileno())
-    os.rename(draft, MANIFEST, src_dir_fd=root, dst_dir_fd=root)
-
-
-def make_directory(path: Path, mode: int) -> None:
-    """Make a directory where there is none, and let it be open as `mode` says; raises StoreError.
-
-    Something else, a symlink too, in its place is an error.
-    """
-    try:
-        path.mkdir(mode)
-        path.chmod(mode)  # the umask takes away
-        sync(path.parent)
-    except FileExistsError:
-        if not _is_directory(path):
-            raise StoreError(f"{path} is no directory (a symlink is none): move it away, then try again") from None
-        if closed := mode & ~stat.S_IMODE(path.stat().st_mode):  # killed before it was opened, or made by a person
-            path.chmod(stat.S_IMODE(path.stat().st_mode) | closed)
-    except OSError as error:
-        raise StoreError(f"{path} cannot be made: {error.strerror}") from None
-
-
-def sync(path: Path) -> None:
-    """Let the names in a directory be on the disk; raises OSError."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _locked(descriptor: int, *, wait: bool) -> bool:
@@ -473,32 +340,7 @@ def _who(lock: int) -> str:
     return "another process"
 
 
-def _exists(path: Path) -> bool:
-    return os.path.lexists(path)
-
-
-def _is_directory(path: Path) -> bool:
-    with suppress(OSError):
-        return stat.S_ISDIR(path.lstat().st_mode)
-    return False
-
-
 def _changed(path: Path) -> int:
     with suppress(OSError):
         return path.lstat().st_mtime_ns
     return 0
-
-
-def _is_open(root: int, path: str) -> bool:
-    """Whether any process, in whatever container, has the file open or mapped, as far as this user may know."""
-    descriptor = open_inside(root, path)
-    try:
-        # Whoever opens it just now lets the kernel tell us, by a signal that ends nobody.
-        fcntl.fcntl(descriptor, fcntl.F_SETSIG, signal.SIGURG)
-        fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_WRLCK)
-        fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_UNLCK)
-    except OSError as error:
-        return error.errno == errno.EAGAIN  # else: not our file, or a file system without leases
-    finally:
-        os.close(descriptor)
-    return False

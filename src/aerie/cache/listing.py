@@ -8,10 +8,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from aerie.cache.directories import StoreError
 from aerie.cache.inside import directory, walk
-from aerie.cache.layout import Model, Store, StoreError, load_manifest
+from aerie.cache.layout import Model, Store, load_manifest
 from aerie.cache.manifest import ManifestError
 from aerie.cache.progress import amount
+from aerie.cache.users import in_use
 from aerie.cache.words import printable
 
 _BLOCK = 512  # bytes of st_blocks
@@ -90,15 +92,15 @@ def revision_of(model: Model, revision: str, state: str | None) -> Revision:
     """Return what is known of a published revision."""
     path = model.revision_path(revision)
     try:
-        in_use = model.in_use(revision)
+        used = in_use(path)
     except OSError:
-        in_use = None
+        used = None
     try:
         manifest = load_manifest(path)
     except ManifestError as error:
-        return Revision(revision, str(path), state, None, None, None, None, in_use, str(error))
+        return Revision(revision, str(path), state, None, None, None, None, used, str(error))
     size, files = manifest.size, len(manifest.files)
-    return Revision(revision, str(path), state, files, size, manifest.source, manifest.fetched, in_use, None)
+    return Revision(revision, str(path), state, files, size, manifest.source, manifest.fetched, used, None)
 
 
 def _staged(model: Model, key: str, busy: str | None) -> Staged:

@@ -82,6 +82,10 @@ class NotInstalledError(Exception):
     """A loader was asked for that the image does not have."""
 
 
+class ContradictionError(Exception):
+    """A loader was asked for, and the engine's arguments name another one."""
+
+
 def choose(facts: Facts, asked: str = "auto") -> Choice:
     """Return the loader for these facts, or the one that was asked for.
 
@@ -144,6 +148,15 @@ def given(settings: Mapping[str, Any]) -> Choice | None:
     if not named:
         return None
     return Choice(str(named.get("load-format", DEFAULT)), named, "the engine's arguments say so")
+
+
+def _check_same(asked: Choice, said: Choice) -> None:
+    """Raise ContradictionError where what was asked for is not what the engine's arguments name."""
+    if dict(said.keys) != dict(asked.keys):
+        names = " and ".join(f"{key}: {json.dumps(value)}" for key, value in said.keys.items())
+        raise ContradictionError(
+            f"{asked.loader} was asked for, and the configuration has {names}: take one of the two out"
+        )
 
 
 def explain(words: Sequence[str], directories: Sequence[Path]) -> str:
@@ -232,8 +245,12 @@ def loader(options: Options) -> int:
         speculation = settings.get("speculative-config")
         models = [settings.get("model"), speculation.get("model") if isinstance(speculation, dict) else None]
         directories = [Path(model) for model in models if isinstance(model, str) and is_path(model)]
-        found = given(settings) or choose(find_facts(settings, directories), options.loader)
-    except (ConfigurationError, NotInstalledError) as error:
+        found = given(settings)
+        if found is None:
+            found = choose(find_facts(settings, directories), options.loader)
+        elif options.loader != "auto":
+            _check_same(choose(find_facts(settings, directories), options.loader), found)
+    except (ConfigurationError, NotInstalledError, ContradictionError) as error:
         print(f"aerie model loader: {error}", file=sys.stderr)
         return 1
     text = "".join(f"\n  {key}: {json.dumps(value)}" for key, value in found.keys.items())

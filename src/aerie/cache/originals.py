@@ -11,9 +11,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from aerie.cache.directories import StoreError
 from aerie.cache.hashing import ShortFileError, digest, git_sha1
 from aerie.cache.inside import directory, open_patiently, walk
-from aerie.cache.layout import StoreError
 from aerie.cache.manifest import MANIFEST, File, ManifestError
 from aerie.cache.meter import Meter
 

@@ -10,10 +10,12 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from aerie.cache.layout import BusyError, Model, Store, StoreError, load_manifest, sync
+from aerie.cache.directories import StoreError, sync
+from aerie.cache.layout import BusyError, Model, Store, load_manifest
 from aerie.cache.listing import used
 from aerie.cache.manifest import ADOPTED, ManifestError
 from aerie.cache.progress import amount
+from aerie.cache.users import unused
 from aerie.cache.words import printable
 
 _DAY = 24 * 60 * 60
@@ -101,8 +103,8 @@ def _item(model: Model, path: Path, why: str, *, removed: bool) -> Item:
 
 def _remove_revision(model: Model, revision: str, options: Options) -> Item:
     path = model.revision_path(revision)
-    with model.unused(revision) as unused:
-        if not unused:
+    with unused(path) as nobody:
+        if not nobody:
             return _item(model, path, "somebody uses it", removed=False)
         if why := _only_copy(path, options):
             return _item(model, path, why, removed=False)

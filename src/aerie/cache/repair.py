@@ -14,14 +14,16 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 
+from aerie.cache.directories import DIRECTORY_MODE, make_directory
 from aerie.cache.findings import Finding, Kind, Report, ranges
 from aerie.cache.hashing import ShortFileError, Task, compare, digest
 from aerie.cache.inside import directory, open_inside
-from aerie.cache.layout import DIRECTORY_MODE, FILE_MODE, Model, load_manifest, make_directory
+from aerie.cache.layout import Model, load_manifest
 from aerie.cache.manifest import File, Manifest, ManifestError, spans
 from aerie.cache.meter import Meter
 from aerie.cache.progress import amount
 from aerie.cache.refetch import NotRepairedError, Reach, Refetch, open_for
+from aerie.cache.settling import FILE_MODE
 from aerie.cache.sharing import clone, copy_range, share
 from aerie.cache.sources.source import SourceError, TryAgainError
 

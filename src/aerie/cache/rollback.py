@@ -5,10 +5,11 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from aerie.cache.directories import StoreError
 from aerie.cache.findings import lines_of
 from aerie.cache.hashing import default_threads
 from aerie.cache.inspection import inspect
-from aerie.cache.layout import CURRENT, PREVIOUS, Store, StoreError
+from aerie.cache.layout import CURRENT, PREVIOUS, Store
 from aerie.cache.manifest import ManifestError
 
 

@@ -10,13 +10,15 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
+from aerie.cache.directories import StoreError
 from aerie.cache.findings import Report, lines_of
 from aerie.cache.hashing import default_threads
 from aerie.cache.inspection import inspect
-from aerie.cache.layout import CURRENT, Model, Store, StoreError, hold, load_manifest
+from aerie.cache.layout import CURRENT, Model, Store, load_manifest
 from aerie.cache.manifest import ManifestError
 from aerie.cache.refetch import Reach
 from aerie.cache.repair import repair
+from aerie.cache.users import hold
 
 _TERMINATED = 128 + signal.SIGTERM
 

@@ -8,9 +8,10 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from aerie.cache.layout import hold, load_manifest
+from aerie.cache.layout import load_manifest
 from aerie.cache.manifest import ManifestError
 from aerie.cache.names import model_of
+from aerie.cache.users import hold
 from aerie.cache.warm import size_of, weight_files
 from aerie.engine_arguments import ConfigurationError, read_arguments, without
 from aerie.supervisor.arguments import EngineArguments, is_path

@@ -100,6 +100,22 @@ def test_the_command(model, tmp_path, capsys):
     assert "none.yaml does not exist" in capsys.readouterr().err
 
 
+def test_what_is_asked_for_and_what_the_arguments_name_must_be_the_same(model, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(loader, "find_facts", lambda *_: KIMI)
+    config = tmp_path / "serve.yaml"
+    command = ["model", "loader", "--config", str(config), "--loader"]
+    config.write_text(yaml.safe_dump({"model": str(model), "load-format": "fastsafetensors"}))
+    assert cli.main([*command, "fastsafetensors"]) == 0
+    assert cli.main([*command, "auto"]) == 0
+    capsys.readouterr()
+    assert cli.main([*command, "default"]) == 1
+    error = capsys.readouterr().err
+    assert 'default was asked for, and the configuration has load-format: "fastsafetensors": take one' in error
+    config.write_text(yaml.safe_dump({"model": str(model), "safetensors-load-strategy": "eager"}))
+    assert cli.main([*command, "fastsafetensors"]) == 1
+    assert 'the configuration has safetensors-load-strategy: "eager"' in capsys.readouterr().err
+
+
 def test_an_engine_that_loads_otherwise_than_the_rules_say_is_told(model, monkeypatch):
     monkeypatch.setattr(loader, "find_facts", lambda *_: KIMI)
     words = [str(model)]

@@ -8,7 +8,7 @@ import pytest
 from cache_store import CONTENT, FIRST, FOURTH, SECOND, THIRD, publish, write_files
 
 from aerie import cli
-from aerie.cache.layout import hold
+from aerie.cache.users import hold
 
 
 @pytest.fixture

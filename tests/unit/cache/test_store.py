@@ -11,10 +11,12 @@ import time
 import pytest
 from cache_store import CONTENT, FIRST, SECOND, THIRD, described, make_manifest, publish, write_files
 
+from aerie.cache.directories import StoreError
 from aerie.cache.inside import directory, open_inside
-from aerie.cache.layout import BusyError, StoreError, hold, load_manifest
+from aerie.cache.layout import BusyError, load_manifest
 from aerie.cache.manifest import MANIFEST, ManifestError
 from aerie.cache.names import NameRefusedError
+from aerie.cache.users import hold, in_use
 
 MAPPED = "import mmap; f = open({path!r}); m = mmap.mmap(f.fileno(), 0, prot=1); f.close()"
 
@@ -173,13 +175,13 @@ def test_what_is_not_published_is_not_switched_to(model):
 
 def test_a_revision_that_is_held_is_in_use(model):
     publish(model, CONTENT)
-    assert not model.in_use(FIRST)
+    assert not in_use(model.revision_path(FIRST))
     with hold(model.path / "current"):
-        assert model.in_use(FIRST)
+        assert in_use(model.revision_path(FIRST))
         with hold(model.path / "current"):
             pass
-        assert model.in_use(FIRST)
-    assert not model.in_use(FIRST)
+        assert in_use(model.revision_path(FIRST))
+    assert not in_use(model.revision_path(FIRST))
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="a lease is the owner's or root's")
@@ -191,10 +193,10 @@ def test_a_file_that_any_process_has_open_or_mapped_is_in_use(model):
             [sys.executable, "-c", f"import sys; {code}"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
         ) as other:
             assert other.stdout.readline() == b"1\n"
-            assert model.in_use(FIRST)
+            assert in_use(model.revision_path(FIRST))
             other.stdin.close()
             other.wait()
-        assert not model.in_use(FIRST)
+        assert not in_use(model.revision_path(FIRST))
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="a lease is the owner's or root's")

@@ -14,9 +14,9 @@ import pytest
 from cache_store import CONTENT, FIRST, SECOND, publish, write_files
 
 from aerie import cli
-from aerie.cache.layout import hold
 from aerie.cache.manifest import MANIFEST
 from aerie.cache.sources.source import Listing, Offer
+from aerie.cache.users import hold
 
 
 def safetensors(tensors):
