@@ -165,8 +165,9 @@ def draw(content: dict[str, Any], svg: Path) -> None:
         axes.set_title(
             f"{content['sets'][checkpoint]['bytes'] / 1e9:.0f} GB, {'INT4' if content['sets'][checkpoint]['int4'] else 'BF16'}, TP{ranks}"
         )
-        axes.legend(fontsize="small")
-    figure.tight_layout()
+    handles, labels = max((axes.get_legend_handles_labels() for axes in all_axes[0]), key=lambda both: len(both[0]))
+    figure.legend(handles, labels, loc="upper left", ncols=len(labels), fontsize="small", frameon=False)
+    figure.tight_layout(rect=(0, 0, 1, 0.93))
     figure.savefig(svg, metadata={"Date": None})
 
 

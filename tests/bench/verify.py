@@ -31,7 +31,7 @@ from aerie.cache.manifest import File, Manifest
 _CORES = len(os.sched_getaffinity(0))
 _PIECE = 4 * 2**20
 _REVISION = "0" * 40
-_HEAD = "direct  through  SHA-256  sha256sum  verify  verify/best  verify/sha256sum   core s/GB: SHA-256  sha256sum  verify"
+_HEAD = " direct through  SHA-256 sha256sum  verify verify/best verify/sha256sum  core s/GB: SHA-256 sha256sum  verify"
 
 
 def main() -> int:
@@ -85,8 +85,8 @@ def _round(path: Path, manifest: Manifest, files: list[Path], prepare: Callable[
     direct, through, memory, beside, verified = rates
     best = min(max(direct, through), memory)
     print(
-        f"          {direct:8.2f} {through:8.2f} {memory:8.2f} {beside:10.2f} {verified:7.2f} {verified / best:12.2f} "
-        f"{verified / beside:17.2f} {work[2]:20.2f} {work[3]:10.2f} {work[4]:7.2f}",
+        f"          {direct:7.2f} {through:7.2f} {memory:8.2f} {beside:9.2f} {verified:7.2f} {verified / best:11.2f} "
+        f"{verified / beside:16.2f} {work[2]:19.2f} {work[3]:9.2f} {work[4]:7.2f}",
         flush=True,
     )
     return verified / best
