@@ -16,7 +16,7 @@ from aerie.cache.inside import directory, open_inside
 from aerie.cache.layout import BusyError, load_manifest
 from aerie.cache.manifest import MANIFEST, ManifestError
 from aerie.cache.names import NameRefusedError
-from aerie.cache.users import hold, in_use
+from aerie.cache.users import hold, in_use, unused
 
 MAPPED = "import mmap; f = open({path!r}); m = mmap.mmap(f.fileno(), 0, prot=1); f.close()"
 
@@ -175,13 +175,13 @@ def test_what_is_not_published_is_not_switched_to(model):
 
 def test_a_revision_that_is_held_is_in_use(model):
     publish(model, CONTENT)
-    assert not in_use(model.revision_path(FIRST))
+    assert not in_use(model.path / FIRST)
     with hold(model.path / "current"):
-        assert in_use(model.revision_path(FIRST))
+        assert in_use(model.path / FIRST)
         with hold(model.path / "current"):
             pass
-        assert in_use(model.revision_path(FIRST))
-    assert not in_use(model.revision_path(FIRST))
+        assert in_use(model.path / FIRST)
+    assert not in_use(model.path / FIRST)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="a lease is the owner's or root's")
@@ -193,10 +193,10 @@ def test_a_file_that_any_process_has_open_or_mapped_is_in_use(model):
             [sys.executable, "-c", f"import sys; {code}"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
         ) as other:
             assert other.stdout.readline() == b"1\n"
-            assert in_use(model.revision_path(FIRST))
+            assert in_use(model.path / FIRST)
             other.stdin.close()
             other.wait()
-        assert not in_use(model.revision_path(FIRST))
+        assert not in_use(model.path / FIRST)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="a lease is the owner's or root's")
@@ -222,8 +222,8 @@ def test_what_is_being_removed_cannot_be_held(model):
         except FileNotFoundError:
             held.append(False)
 
-    with model.unused(FIRST) as unused:
-        assert unused
+    with unused(model.path / FIRST) as nobody:
+        assert nobody
         thread = threading.Thread(target=try_to_hold)
         thread.start()
         thread.join(0.1)
