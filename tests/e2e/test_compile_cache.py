@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 ENGINES = "/var/cache/aerie/engines"
+# On a CPU vLLM 0.32.0 cannot load its ahead-of-time graph ("'function' object has no attribute 'finalize_loading'") and
+# makes it anew at each start, of inductor's files.
+AHEAD_OF_TIME = "/torch_aot_compile/"
 PROVEN_WITHIN = 60.0  # seconds after the engine is ready
 
 
@@ -51,7 +54,7 @@ def test_graphs_are_kept_and_damaged_ones_are_compiled_anew(running: Service, tm
     with engine(running, tmp_path, {"enforce-eager": None}) as service:
         said = service.chat("What is Aerie?", max_tokens=8)["choices"][0]["message"]["content"]
         directory, first = proven(service)
-        graphs = {name: about for name, about in first.items() if about[0]}
+        graphs = {name: about for name, about in first.items() if about[0] and AHEAD_OF_TIME not in name}
         assert graphs, "nothing was compiled"
 
         before = inodes(service, directory)
