@@ -158,8 +158,8 @@ def test_without_a_model(rehearse, tmp_path):
         (("--target", "x", "--gpus", "4"), "give --chip, too"),
         (("--target", "x", "--chip", "sm_10"), "--chip sm_10"),
         (
-            ("--target", "x", "--junit", "/nowhere/at/all.xml"),
-            "--junit /nowhere/at/all.xml cannot be written: No such file or directory",
+            ("--target", "x", "--junit", "/proc/nowhere/all.xml"),
+            "--junit /proc/nowhere/all.xml cannot be written: No such file or directory",
         ),
         (("--target", "x", "--junit", "-"), "--json and --junit both name -"),
         (("--target", "x", "--junit", "/proc"), "--junit /proc cannot be written: Is a directory"),
