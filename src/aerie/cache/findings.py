@@ -46,6 +46,7 @@ class Report:
 
     name: str
     revision: str
+    """Empty where the model has none that could be looked at."""
     path: str
     quick: bool
     files: int = 0
@@ -69,7 +70,7 @@ class Report:
         """Return it as JSON has it."""
         return {
             "name": self.name,
-            "revision": self.revision,
+            "revision": self.revision or None,
             "path": self.path,
             "mode": "quick" if self.quick else "full",
             "whole": self.is_whole,
@@ -95,7 +96,7 @@ def _as_json(finding: Finding) -> dict[str, Any]:
 
 def lines_of(report: Report) -> list[str]:
     """Return the report for people."""
-    title = f"{report.name}@{report.revision}"
+    title = f"{report.name}@{report.revision}" if report.revision else report.name
     how = f"{amount(report.read)} compared in {report.seconds:.1f} s"
     if report.seconds and report.read:
         how += f", {amount(report.read / report.seconds)}/s"

@@ -11,9 +11,10 @@ import errno
 import fcntl
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 
 from aerie.cache.directories import DIRECTORY_MODE, StoreError, exists, is_directory, make_directory, sync
@@ -46,6 +47,19 @@ class Store:
     def model(self, name: str) -> "Model":
         """Return the model of this name, there or not; raises NameRefusedError."""
         return Model(self.root, check_model(name))
+
+    def kept(self, name: str) -> "Model":
+        """Return the model of this name; raises StoreError where Aerie keeps none, NameRefusedError."""
+        model = self.model(name)
+        if model.path.is_symlink():
+            target = model.path.readlink()
+            raise StoreError(
+                f"{model.path} is a symlink to {target}, and a model is a directory: give the name of that"
+            )
+        if model.is_kept:
+            return model
+        others = [each.name for each in self.models()]
+        raise StoreError(f"there is no model {name} in {self.root}{_instead(model, others)}")
 
     def models(self) -> list["Model"]:
         """Return those that Aerie keeps, by name; raises StoreError where the directory cannot be read."""
@@ -83,7 +97,11 @@ class Model:
     @property
     def is_kept(self) -> bool:
         """Whether Aerie keeps it; a directory that a person made there is not touched."""
-        return is_directory(self.own) or bool(self.revisions())
+        if is_directory(self.own) or self.revisions():
+            return True
+        with suppress(StoreError):
+            return is_directory(self.path) and self.current() is not None  # its revisions were removed by hand
+        return False
 
     def revision_path(self, revision: str) -> Path:
         """Return where this revision is or will be; raises NameRefusedError."""
@@ -135,9 +153,12 @@ class Model:
             if linked is None:
                 raise StoreError(f"{self.name} has no {text} revision in {self.root}")
             if linked not in published:
-                raise StoreError(
-                    f"{self.path / text} points to {linked}, which is not there: {self._published(published)}"
-                )
+                mend = "no revision of it is: fetch or adopt it again"
+                if published:
+                    mend = (
+                        f"{self._published(published)}: `aerie model rollback {self.name} REVISION` lets one be current"
+                    )
+                raise StoreError(f"{self.path / text} points to {linked}, which is not there: {mend}")
             return linked
         found = [each for each in published if each == text or (len(text) >= _SHORTEST and each.startswith(text))]
         if len(found) != 1:
@@ -319,6 +340,18 @@ def load_manifest(path: Path) -> Manifest:
         raise ManifestError(f"{file} is no manifest: {error}") from None
     except ManifestError as error:
         raise ManifestError(f"{file}: {error}") from None
+
+
+def _instead(model: Model, others: Sequence[str]) -> str:
+    """Return what a person may have meant who named a model that is not there."""
+    if is_directory(model.path):
+        return f": the directory {model.name} there is none of Aerie's: `aerie model adopt` takes the weights in one"
+    if not others:
+        return ", nor any other"
+    folded = {each.casefold(): each for each in others}
+    if close := get_close_matches(model.name.casefold(), folded, 1):
+        return f": is {folded[close[0]]} meant? There are {', '.join(others)}"
+    return f"; there are {', '.join(others)}"
 
 
 def _locked(descriptor: int, *, wait: bool) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 
 from aerie.cache.directories import StoreError
 from aerie.cache.inside import directory, walk
-from aerie.cache.layout import Model, Store, load_manifest
+from aerie.cache.layout import CURRENT, Model, Store, load_manifest
 from aerie.cache.manifest import ManifestError
 from aerie.cache.progress import amount
 from aerie.cache.users import in_use
@@ -71,19 +71,25 @@ def listing(options: Options) -> int:
 
 
 def _described(model: Model) -> dict[str, Any]:
-    links, error = {}, None
+    links: dict[str | None, str] = {}
+    error = None
     try:
         links = {model.previous(): "previous", model.current(): "current"}
+        if model.current():
+            model.find(CURRENT)
     except StoreError as wrong:
         error = str(wrong)
-    revisions = [revision_of(model, each, links.get(each)) for each in model.revisions()]
+    published = model.revisions()
     busy = model.busy()
     return {
         "name": model.name,
         "path": str(model.path),
         "error": error,
         "busy": busy,
-        "revisions": [asdict(each) for each in revisions],
+        "revisions": [asdict(revision_of(model, each, links.get(each))) for each in published],
+        "missing": [
+            {"revision": each, "state": state} for each, state in links.items() if each and each not in published
+        ],
         "staging": [asdict(_staged(model, key, busy)) for key in model.staging_keys()],
     }
 
@@ -142,6 +148,7 @@ def _rows(model: dict[str, Any]) -> list[tuple[str, ...]]:
         rows.append(
             (model["name"], each["revision"], state, size, each["fetched"] or "", each["source"] or each["error"])
         )
+    rows += [(model["name"], each["revision"], each["state"], "", "", "not there") for each in model["missing"]]
     for each in model["staging"]:
         who = f"half fetched; now: {each['busy']}" if each["busy"] else "half fetched"
         rows.append((model["name"], each["key"], "", amount(each["size"]), "", who))

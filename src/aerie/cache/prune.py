@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from aerie.cache.directories import StoreError, sync
+from aerie.cache.directories import sync
 from aerie.cache.layout import BusyError, Model, Store, load_manifest
 from aerie.cache.listing import used
 from aerie.cache.manifest import ADOPTED, ManifestError
@@ -53,11 +53,9 @@ class Item:
 def prune(options: Options) -> int:
     """Remove, print what and how many bytes, and return 0, or 1 where a model was left out. Raises StoreError."""
     store = Store(options.models_dir)
-    models = [store.model(name) for name in options.models] or store.models()
+    models = [store.kept(name) for name in dict.fromkeys(options.models)] or store.models()
     items, failed = [], False
     for model in models:
-        if not model.is_kept:
-            raise StoreError(f"{model.name} is not in {options.models_dir}")
         try:
             with model.lock("aerie model prune"):
                 for item in _prune(model, options):

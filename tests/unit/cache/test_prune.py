@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import time
 
 import pytest
@@ -119,9 +120,29 @@ def test_a_model_that_is_being_fetched_is_left_and_told(model, five, store, caps
     assert len(model.revisions()) == 5
 
 
-def test_a_model_that_is_not_there_is_told(store, run):
-    code, told = run("prune", "Nobody")
-    assert (code, "Nobody is not in" in told) == (1, True)
+@pytest.mark.parametrize("command", ["prune", "rollback", "verify"])
+def test_a_model_that_is_not_there_is_told(model, store, run, command):
+    assert f"there is no model Nobody in {store.root}, nor any other" in run(command, "Nobody")[1]
+    publish(model, CONTENT)
+    publish(store.model("tiny"), CONTENT)
+    (store.root / "own").mkdir()
+    (store.root / "alias").symlink_to("tiny")
+    for name, words in {
+        "Nobody": f"there is no model Nobody in {store.root}; there are Model, tiny",
+        "TINY": f"there is no model TINY in {store.root}: is tiny meant? There are Model, tiny",
+        "tinny": "is tiny meant?",
+        "own": "the directory own there is none of Aerie's: `aerie model adopt` takes the weights in one",
+        "alias": "alias is a symlink to tiny, and a model is a directory: give the name of that",
+    }.items():
+        code, told = run(command, name)
+        assert code == 1
+        assert words in told
+    assert not (store.root / "Nobody").exists()
+
+
+def test_a_wrong_name_among_others_removes_nothing(model, five, run):
+    assert run("prune", "Model", "Nobody")[0] == 1
+    assert len(model.revisions()) == 5
 
 
 def test_people_read_what_went_and_how_much(model, five, store, capsys):
@@ -165,6 +186,34 @@ def test_list_tells_a_broken_manifest_and_a_broken_current_and_shows_the_rest(mo
     assert "cannot be read" in told["models"][0]["revisions"][0]["error"]
     assert "is no symlink" in told["models"][1]["error"]
     assert told["models"][1]["revisions"][0]["files"] == len(CONTENT)
+
+
+def test_list_shows_a_model_whose_current_revision_is_gone(model, store, run, capsys):
+    publish(model, CONTENT, FIRST)
+    shutil.rmtree(publish(model, CONTENT, SECOND))
+    publish(store.model("Other"), CONTENT)
+    shutil.rmtree(store.root / "Other" / FIRST)
+    code, told = run("list")
+    assert code == 1
+    there, gone = told["models"]
+    assert [each["revision"] for each in there["revisions"]] == [FIRST]
+    assert there["missing"] == [{"revision": SECOND, "state": "current"}]
+    assert (gone["revisions"], gone["missing"]) == ([], [{"revision": FIRST, "state": "current"}])
+    assert "current points to" in there["error"]
+    assert cli.main(["model", "list", "--models-dir", str(store.root)]) == 1
+    shown = capsys.readouterr()
+    assert [line.split()[:3] for line in shown.out.splitlines()] == [
+        ["Model", FIRST, "previous"], ["Model", SECOND, "current"], ["Other", FIRST, "current"],
+    ]  # fmt: skip
+    assert shown.out.count("not there") == 2
+    assert f"Other/current points to {FIRST}, which is not there" in shown.err
+
+
+def test_list_shows_that_the_revision_before_is_gone_which_harms_nobody(model, run):
+    shutil.rmtree(publish(model, CONTENT, FIRST))
+    publish(model, CONTENT, SECOND)
+    code, told = run("list")
+    assert (code, told["models"][0]["missing"]) == (0, [{"revision": FIRST, "state": "previous"}])
 
 
 def test_an_empty_store_lists_nothing(store, capsys):

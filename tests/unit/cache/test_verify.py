@@ -266,8 +266,9 @@ def test_people_read_a_table(model, store, capsys):
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (["Nobody"], 1, "Nobody has no current revision"),
-        (["Nobody", "--all"], 1, "Nobody is not published"),
+        (["Nobody"], 1, "there is no model Nobody in .*; there are Model"),
+        (["Nobody", "--all"], 1, "there is no model Nobody in .*; there are Model"),
+        (["Model", "MODEL"], 1, "there is no model MODEL in .*: is Model meant"),
         (["Model@" + SECOND], 1, f"Model@{SECOND} is not published in .*: there are {FIRST}"),
         (["Model@previous"], 1, "Model has no previous revision"),
         (["../Model"], 2, "is no name for a model"),
@@ -279,6 +280,87 @@ def test_what_is_not_there_is_told(model, store, arguments, code, message, capsy
     publish(model, MODEL)
     assert run("verify", "--models-dir", store.root, *arguments) == code
     assert re.search(message, capsys.readouterr().err)
+
+
+def spoil_current(model):
+    (model.path / "current").unlink()
+    (model.path / "current").mkdir()
+
+
+AMISS = {
+    "its revision is gone": (
+        lambda model: shutil.rmtree(model.path / FIRST),
+        f"current points to {FIRST}, which is not there: no revision of it is: fetch or adopt it again",
+        1,
+    ),
+    "its revision is gone, and so is what is Aerie's own": (
+        lambda model: [shutil.rmtree(model.path / each) for each in (FIRST, ".aerie")],
+        f"current points to {FIRST}, which is not there",
+        1,
+    ),
+    "current is a directory": (spoil_current, "current is no symlink, expected a symlink to a revision", 1),
+    "current leads out": (
+        lambda model: [(model.path / "current").unlink(), (model.path / "current").symlink_to("/data")],
+        "current points to '/data', expected a symlink to a revision",
+        1,
+    ),
+    "none was ever in service": (
+        lambda model: (model.path / "current").unlink(),
+        "no revision of it is in service: this is the newest",
+        0,
+    ),
+    "none was ever in service, and the newest is damaged": (
+        lambda model: [(model.path / "current").unlink(), damage(model.path / FIRST, "config.json", zeros)],
+        "config.json  altered",
+        1,
+    ),
+}
+
+
+@pytest.mark.parametrize("named", [[], ["Amiss", "Other"]], ids=["all", "named"])
+@pytest.mark.parametrize("case", AMISS)
+def test_a_model_with_nothing_in_service_is_told_and_hides_no_other(store, case, named, capsys):
+    spoil, told, code = AMISS[case]
+    publish(store.model("Amiss"), CONTENT)
+    path = publish(store.model("Other"), CONTENT, SECOND)
+    spoil(store.model("Amiss"))
+    for how in ([], ["--quick"]):
+        assert run("verify", "--models-dir", store.root, *how, *named) == code
+        shown = capsys.readouterr().out
+        assert shown.startswith("Amiss")
+        assert told in shown
+        assert f"Other@{SECOND}: whole" in shown
+    damage(path, "config.json", flip_first)
+    assert run("verify", "--models-dir", store.root, *named) == 1
+    assert "config.json  altered" in capsys.readouterr().out
+
+
+def test_every_revision_is_looked_at_where_the_current_one_is_gone(model, store, capsys):
+    publish(model, CONTENT)
+    shutil.rmtree(publish(model, CONTENT, SECOND))
+    assert run("verify", "--models-dir", store.root, "--all", "--json") == 1
+    amiss, whole = json.loads(capsys.readouterr().out)["revisions"]
+    assert (amiss["revision"], amiss["whole"], amiss["path"]) == (None, False, str(model.path))
+    assert f"there are {FIRST}: `aerie model rollback Model REVISION` lets one be current" in amiss["error"]
+    assert (whole["revision"], whole["whole"]) == (FIRST, True)
+
+
+def test_what_was_never_published_is_no_failure_unless_it_is_named(model, store, capsys):
+    publish(store.model("Other"), CONTENT)
+    with model.lock("test"):
+        model.staging(FIRST)
+    assert run("verify", "--models-dir", store.root) == 0
+    assert "Model" not in capsys.readouterr().out
+    assert run("verify", "--models-dir", store.root, "Model", "Other") == 1
+    shown = capsys.readouterr().out
+    assert "Model: cannot be verified\n  no revision of it is published" in shown
+    assert "Other@" in shown
+
+
+def test_who_is_named_twice_is_verified_once(model, store, capsys):
+    publish(model, CONTENT)
+    assert run("verify", "--models-dir", store.root, "Model", "Model", f"Model@{FIRST[:8]}") == 0
+    assert len(capsys.readouterr().out.splitlines()) == 1
 
 
 def test_an_empty_store_has_nothing_to_verify(store, capsys):
