@@ -53,9 +53,7 @@ class Store:
         model = self.model(name)
         if model.path.is_symlink():
             target = model.path.readlink()
-            raise StoreError(
-                f"{model.path} is a symlink to {target}, and a model is a directory: give the name of that"
-            )
+            raise StoreError(f"{model.path} is a symlink to {target}, and a model is a directory: give that one's name")
         if model.is_kept:
             return model
         others = [each.name for each in self.models()]

@@ -4,6 +4,7 @@ import json
 import stat
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -116,15 +117,32 @@ def _staged(model: Model, key: str, busy: str | None) -> Staged:
 
 def used(path: Path) -> tuple[int, int]:
     """Return how many bytes of the disk the files below `path` take, links counted once, and how many they are."""
-    blocks: dict[tuple[int, int], int] = {}
-    try:
-        with directory(path) as root:
-            for entry in walk(root):
-                if stat.S_ISREG(entry.status.st_mode):
-                    blocks[entry.status.st_dev, entry.status.st_ino] = entry.status.st_blocks * _BLOCK
-    except OSError:
-        pass
-    return sum(blocks.values()), len(blocks)
+    found = inodes(path)
+    return sum(each.size for each in found.values()), len(found)
+
+
+@dataclass(slots=True)
+class Inode:
+    """A file, by whatever names."""
+
+    size: int
+    """Bytes on the disk."""
+    links: int
+    """Names that it has anywhere."""
+    here: int = 0
+    """Those of them that are below the directory in question."""
+
+
+def inodes(path: Path) -> dict[tuple[int, int], Inode]:
+    """Return the files below `path` by device and number, as far as they can be seen."""
+    found: dict[tuple[int, int], Inode] = {}
+    with suppress(OSError), directory(path) as root:
+        for entry in walk(root):
+            status = entry.status
+            if stat.S_ISREG(status.st_mode):
+                inode = Inode(status.st_blocks * _BLOCK, status.st_nlink)
+                found.setdefault((status.st_dev, status.st_ino), inode).here += 1
+    return found
 
 
 def _print(root: Path, models: Sequence[dict[str, Any]]) -> int:

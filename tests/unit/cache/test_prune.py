@@ -9,6 +9,7 @@ import pytest
 from cache_store import CONTENT, FIRST, FOURTH, SECOND, THIRD, publish, write_files
 
 from aerie import cli
+from aerie.cache.progress import amount
 from aerie.cache.users import hold
 
 
@@ -120,6 +121,70 @@ def test_a_model_that_is_being_fetched_is_left_and_told(model, five, store, caps
     assert len(model.revisions()) == 5
 
 
+@pytest.mark.parametrize("dry", [["--dry-run"], []], ids=["dry run", "for good"])
+def test_what_another_revision_shares_is_not_freed_until_the_last_goes(model, run, dry):
+    """FIRST and SECOND share a file with what is current, and another with each other alone."""
+    for revision in (FIRST, SECOND, THIRD, FOURTH):
+        publish(model, {"own": os.urandom(50_000)}, revision, source="hf:someone/Model")
+    paths = [model.path / each for each in (FIRST, SECOND, THIRD, FOURTH)]
+    size = 4096 * 25
+    for name, sharing in {"kept": paths, "gone": paths[:2]}.items():
+        (sharing[0] / name).write_bytes(os.urandom(size))
+        for each in sharing[1:]:
+            (each / name).hardlink_to(sharing[0] / name)
+    (paths[0] / "twice").hardlink_to(paths[0] / "own")
+    own = [sum((path / each).stat().st_blocks * 512 for each in ("own", "aerie-manifest.json")) for path in paths]
+    code, told = run("prune", *dry)
+    assert code == 0
+    freed = {each["path"].rsplit("/", 1)[1]: (each["size"], each["freed"]) for each in told["items"]}
+    assert freed[SECOND] == (own[1] + 2 * size, own[1])  # the newer one first
+    assert freed[FIRST] == (own[0] + 2 * size, own[0] + size)
+    assert told["freed"] == own[0] + own[1] + size
+
+
+def test_people_read_what_is_freed_beside_what_is_shared(model, store, capsys):
+    for revision in (FIRST, SECOND, THIRD):
+        publish(model, {"own": os.urandom(100_000)}, revision, source="hf:someone/Model")
+    path = model.path / FIRST
+    (path / "shared").write_bytes(os.urandom(200_000))
+    (model.path / THIRD / "shared").hardlink_to(path / "shared")
+    stays, own, manifest = ((path / each).stat().st_blocks * 512 for each in ("shared", "own", "aerie-manifest.json"))
+    for how, done in ((["--dry-run"], "would be removed"), ([], "removed")):
+        assert cli.main(["model", "prune", "--models-dir", str(store.root), *how]) == 0
+        (first, last) = capsys.readouterr().out.splitlines()
+        size = amount(stays + own + manifest)
+        assert f"{FIRST} {done}, {size}, of which {amount(stays)} stay, shared with what is kept: neither" in first
+        assert last == f"{amount(own + manifest)} {'would be ' if how else ''}freed"
+
+
+@pytest.mark.parametrize(
+    ("age", "told", "days"),
+    [
+        (30, "30 seconds", "0"),
+        (5 * 60, "5 minutes", "0"),
+        (90 * 60, "90 minutes", "0"),
+        (5 * 3600, "5 hours", "0.2"),
+        (2.39 * 24 * 3600, "2 days", "2.3"),
+        (40 * 24 * 3600, "40 days", "40"),
+        (-3600, "0 seconds", "0"),
+    ],
+)
+def test_the_days_that_are_named_remove_what_was_half_fetched(model, run, age, told, days):
+    with model.lock("test"):
+        path = model.staging(FIRST)
+    touched = time.time() - age
+    for each in (path, path / "files"):
+        os.utime(each, (touched, touched))
+    (item,) = run("prune")[1]["items"]
+    assert (
+        item["why"]
+        == f"half fetched, the next fetch goes on from it; touched {told} ago, and `--staging {days}` removes it"
+    )
+    assert removed(run("prune", "--staging", str(float(days) + 1))[1]) == []
+    (item,) = run("prune", "--staging", days)[1]["items"]
+    assert (item["removed"], item["why"]) == (True, f"not touched for {told}")
+
+
 @pytest.mark.parametrize("command", ["prune", "rollback", "verify"])
 def test_a_model_that_is_not_there_is_told(model, store, run, command):
     assert f"there is no model Nobody in {store.root}, nor any other" in run(command, "Nobody")[1]
@@ -132,7 +197,7 @@ def test_a_model_that_is_not_there_is_told(model, store, run, command):
         "TINY": f"there is no model TINY in {store.root}: is tiny meant? There are Model, tiny",
         "tinny": "is tiny meant?",
         "own": "the directory own there is none of Aerie's: `aerie model adopt` takes the weights in one",
-        "alias": "alias is a symlink to tiny, and a model is a directory: give the name of that",
+        "alias": "alias is a symlink to tiny, and a model is a directory: give that one's name",
     }.items():
         code, told = run(command, name)
         assert code == 1
