@@ -68,10 +68,26 @@ class Store:
             raise StoreError(f"the models directory {self.root} cannot be read: {error.strerror}") from None
         found = []
         for name in names:
-            with suppress(NameRefusedError):
+            with suppress(NameRefusedError, PermissionError):
                 model = self.model(name)
                 if model.is_kept:
                     found.append(model)
+        return found
+
+    def left_out(self) -> dict[str, str]:
+        """Return what has a model's name and is none, nor a person's directory or file, with why. Raises OSError."""
+        found = {}
+        for path in sorted(self.root.iterdir()):
+            try:
+                check_model(path.name)
+                if path.is_symlink():
+                    found[str(path)] = f"it is a symlink to {path.readlink()}, and a model is a directory"
+                elif is_directory(path):
+                    os.scandir(path).close()
+            except NameRefusedError:
+                continue
+            except OSError as error:
+                found[str(path)] = f"it cannot be looked into: {error.strerror}"
         return found
 
 
@@ -222,8 +238,15 @@ class Model:
 
     def _take(self, descriptor: int, *, wait: bool) -> None:
         if not _locked(descriptor, wait=wait):
-            who = _who(descriptor)
-            raise BusyError(f"{self.name} is being worked on by {who}: wait for its end, then try again")
+            raise self._busy_with(_who(descriptor))
+
+    def _busy_with(self, who: str) -> BusyError:
+        return BusyError(f"{self.name} is being worked on by {who}: wait for its end, then try again")
+
+    def leave_to_others(self) -> None:
+        """Raise BusyError where somebody works on this model, as far as this user may know; nothing is written."""
+        if who := self.busy():
+            raise self._busy_with(who)
 
     def _leave_nothing(self, *, made: bool) -> None:
         """Take the lock away, and what was made for it, where there is nothing besides. Raises OSError."""
@@ -252,11 +275,15 @@ class Model:
         for path, mode in ((self.path, DIRECTORY_MODE), (self.own, _OWN_MODE)):
             make_directory(path, mode)
 
-    def staging_keys(self) -> list[str]:
-        """Return the keys of what is being made, or was left half made."""
-        with suppress(FileNotFoundError, NotADirectoryError), os.scandir(self.own / "staging") as entries:
-            return sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
-        return []
+    def staging_keys(self) -> list[str] | None:
+        """Return the keys of what is being made, or was left half made; None where this user may not look."""
+        try:
+            with os.scandir(self.own / "staging") as entries:
+                return sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
+        except PermissionError:
+            return None
+        except (FileNotFoundError, NotADirectoryError):
+            return []
 
     def staging_path(self, key: str) -> Path:
         """Return where what has this key, 40 hexadecimal digits, is being made; raises NameRefusedError."""

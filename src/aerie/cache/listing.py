@@ -3,7 +3,7 @@
 import json
 import stat
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -63,12 +63,24 @@ class Staged:
 def listing(options: Options) -> int:
     """Print all models and return 0, or 1 where the state of one cannot be read; raises StoreError."""
     store = Store(options.models_dir)
+    models = [_described(model) for model in store.models()]
+    left_out = store.left_out()
     if options.json:
-        models = [_described(model) for model in store.models()]
-        json.dump({"models": models}, sys.stdout, indent=1)
+        left = [{"path": path, "why": why} for path, why in left_out.items()]
+        json.dump({"models": models, "left_out": left}, sys.stdout, indent=1)
         print()
-        return int(any(model["error"] for model in models))
-    return _print(options.models_dir, [_described(model) for model in store.models()])
+    else:
+        _print(options.models_dir, models)
+        for line in _remarks(models, left_out):
+            print(printable(f"aerie model list: {line}"), file=sys.stderr)
+    return int(any(model["error"] for model in models))
+
+
+def _remarks(models: Sequence[dict[str, Any]], left_out: Mapping[str, str]) -> Iterator[str]:
+    yield from (model["error"] for model in models if model["error"])
+    if unseen := [model["name"] for model in models if model["staging"] is None]:
+        yield f"what is half fetched of {', '.join(unseen)} is not shown: only root may look"
+    yield from (f"{path} is left out: {why}" for path, why in left_out.items())
 
 
 def _described(model: Model) -> dict[str, Any]:
@@ -81,6 +93,7 @@ def _described(model: Model) -> dict[str, Any]:
     except StoreError as wrong:
         error = str(wrong)
     published = model.revisions()
+    staging = model.staging_keys()
     busy = model.busy()
     return {
         "name": model.name,
@@ -91,7 +104,7 @@ def _described(model: Model) -> dict[str, Any]:
         "missing": [
             {"revision": each, "state": state} for each, state in links.items() if each and each not in published
         ],
-        "staging": [asdict(_staged(model, key, busy)) for key in model.staging_keys()],
+        "staging": None if staging is None else [asdict(_staged(model, key, busy)) for key in staging],
     }
 
 
@@ -145,17 +158,13 @@ def inodes(path: Path) -> dict[tuple[int, int], Inode]:
     return found
 
 
-def _print(root: Path, models: Sequence[dict[str, Any]]) -> int:
+def _print(root: Path, models: Sequence[dict[str, Any]]) -> None:
     if not models:
         print(f"nothing is published in {root}")
     rows = [row for model in models for row in _rows(model)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)] if rows else []
     for row in rows:
         print(printable("  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip()))
-    for model in models:
-        if model["error"]:
-            print(f"aerie model list: {printable(model['error'])}", file=sys.stderr)
-    return int(any(model["error"] for model in models))
 
 
 def _rows(model: dict[str, Any]) -> list[tuple[str, ...]]:
@@ -167,7 +176,7 @@ def _rows(model: dict[str, Any]) -> list[tuple[str, ...]]:
             (model["name"], each["revision"], state, size, each["fetched"] or "", each["source"] or each["error"])
         )
     rows += [(model["name"], each["revision"], each["state"], "", "", "not there") for each in model["missing"]]
-    for each in model["staging"]:
+    for each in model["staging"] or ():
         who = f"half fetched; now: {each['busy']}" if each["busy"] else "half fetched"
         rows.append((model["name"], each["key"], "", amount(each["size"]), "", who))
     return rows

@@ -8,7 +8,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -61,7 +61,7 @@ def prune(options: Options) -> int:
     pruning, items, failed = _Pruning(options), [], False
     for model in models:
         try:
-            with model.lock("aerie model prune"):
+            with _alone(model, options):
                 for item in pruning.of(model):
                     items.append(item)
                     if not options.json:
@@ -77,6 +77,17 @@ def prune(options: Options) -> int:
     else:
         print(f"{amount(freed)} {'would be ' if options.dry_run else ''}freed")
     return int(failed)
+
+
+@contextmanager
+def _alone(model: Model, options: Options) -> Iterator[None]:
+    """Work on the model alone; a dry run, which writes nothing, only sees whether nobody does. Raises BusyError."""
+    if options.dry_run:
+        model.leave_to_others()
+        yield
+    else:
+        with model.lock("aerie model prune"):
+            yield
 
 
 def _print(item: Item, options: Options) -> None:
@@ -108,7 +119,11 @@ class _Pruning:
             yield self._keep(model, model.revision_path(revision), f"one of the {options.keep} newest")
         for revision in further[options.keep :]:
             yield self._revision(model, model.revision_path(revision))
-        for key in model.staging_keys():
+        keys = model.staging_keys()
+        if keys is None:
+            unseen = f"of {model.name}, only root sees what is half fetched and which files are open"
+            print(f"aerie model prune: {unseen}", file=sys.stderr)
+        for key in keys or ():
             yield self._staging(model, key)
 
     def _revision(self, model: Model, path: Path) -> Item:

@@ -36,9 +36,14 @@ def hold(path: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def in_use(path: Path) -> bool:
-    """Whether somebody holds the revision at `path`, or has one of its files open or mapped; raises OSError."""
+def in_use(path: Path) -> bool | None:
+    """Whether somebody holds the revision at `path`, or has one of its files open or mapped; raises OSError.
+
+    None where nobody holds it, and who has files open only their owner and root can tell.
+    """
     with unused(path) as nobody:
+        if nobody and os.geteuid() not in (0, path.stat().st_uid):
+            return None
         return not nobody
 
 

@@ -3,7 +3,7 @@
 import json
 import signal
 import sys
-from contextlib import nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import FrameType
@@ -114,23 +114,37 @@ def _verify(options: Options, target: _Target) -> Report:
         return Report(model.name, "", str(model.path), options.quick, error=target.error)
     path = model.revision_path(revision)
     report = Report(model.name, revision, str(path), options.quick)
-    with model.lock("aerie model verify --repair") if options.repair else nullcontext():
+    with ExitStack() as stack:
+        why_not = _locked(stack, model) if options.repair else ""
         try:
-            with hold(path):
-                manifest = load_manifest(path)
-                threads = options.threads or default_threads()
-                report = inspect(path, manifest, quick=options.quick, threads=threads)
-                report.notes += [target.note] if target.note else []
-                if manifest.revision != revision:
-                    report.error = (
-                        f"its manifest is that of revision {manifest.revision}: it was renamed or copied by hand. Move "
-                        f"{path} away, and adopt it from there"
-                    )
-                elif options.repair:
-                    reach = Reach(options.source, options.endpoint, options.token_file, options.limit_rate)
-                    repair(model, manifest, report, reach, threads)
+            stack.enter_context(hold(path))
+            manifest = load_manifest(path)
+            threads = options.threads or default_threads()
+            report = inspect(path, manifest, quick=options.quick, threads=threads)
+            report.notes += [target.note] if target.note else []
+            if manifest.revision != revision:
+                report.error = (
+                    f"its manifest is that of revision {manifest.revision}: it was renamed or copied by hand. Move "
+                    f"{path} away, and adopt it from there"
+                )
+            elif why_not and not report.is_whole:
+                report.error = f"not repaired: {why_not}"
+            elif options.repair and not why_not:
+                reach = Reach(options.source, options.endpoint, options.token_file, options.limit_rate)
+                repair(model, manifest, report, reach, threads)
         except ManifestError as error:
             report.error = f"{error}. Move {path} away, and fetch or adopt it again: `aerie model fetch`, `adopt`"
         except OSError as error:
             report.error = f"{error.filename or path} cannot be read: {error.strerror}"
     return report
+
+
+def _locked(stack: ExitStack, model: Model) -> str:
+    """Lock the model until the stack unwinds; return why that cannot be: what is damaged is shown all the same."""
+    try:
+        stack.enter_context(model.lock("aerie model verify --repair"))
+    except StoreError as error:
+        return str(error)
+    except OSError as error:
+        return f"{error.filename or model.own}: {error.strerror}"
+    return ""

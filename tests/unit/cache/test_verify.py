@@ -372,8 +372,10 @@ def test_a_repair_waits_for_nobody_and_a_look_does_not_mind_who_holds_it(model, 
     path = publish(model, MODEL)
     with hold(path), model.lock("aerie model fetch"):
         assert run("verify", "--models-dir", store.root) == 0
+        assert run("verify", "--models-dir", store.root, "--repair") == 0
+        (path / "config.json").unlink()
         assert run("verify", "--models-dir", store.root, "--repair") == 1
-    assert "is being worked on by `aerie model fetch`" in capsys.readouterr().err
+    assert "not repaired: Model is being worked on by `aerie model fetch`" in capsys.readouterr().out
 
 
 def test_a_revision_can_be_named_in_short(model, store, run_json):
