@@ -41,6 +41,8 @@ class Revision:
     size: int | None
     """Bytes."""
     source: str | None
+    chosen: dict[str, str] | None
+    """Which of the model's files it has, by `include` and `exclude`; empty where it has all."""
     fetched: str | None
     in_use: bool | None
     """Whether somebody holds it or has a file of it open; None where that cannot be told."""
@@ -73,7 +75,7 @@ def listing(options: Options) -> int:
         _print(options.models_dir, models)
         for line in _remarks(models, left_out):
             print(printable(f"aerie model list: {line}"), file=sys.stderr)
-    return int(any(model["error"] for model in models))
+    return int(any(model["error"] or any(each["error"] for each in model["revisions"]) for model in models))
 
 
 def _remarks(models: Sequence[dict[str, Any]], left_out: Mapping[str, str]) -> Iterator[str]:
@@ -118,9 +120,14 @@ def revision_of(model: Model, revision: str, state: str | None) -> Revision:
     try:
         manifest = load_manifest(path)
     except ManifestError as error:
-        return Revision(revision, str(path), state, None, None, None, None, used, str(error))
-    size, files = manifest.size, len(manifest.files)
-    return Revision(revision, str(path), state, files, size, manifest.source, manifest.fetched, used, None)
+        return Revision(revision, str(path), state, None, None, None, None, None, used, str(error))
+    size, files, source = manifest.size, len(manifest.files), manifest.source
+    return Revision(revision, str(path), state, files, size, source, manifest.chosen, manifest.fetched, used, None)
+
+
+def in_words(chosen: Mapping[str, str]) -> str:
+    """Return which of a model's files a revision has."""
+    return ", ".join(f"{name} {patterns}" for name, patterns in chosen.items())
 
 
 def _staged(model: Model, key: str, busy: str | None) -> Staged:
@@ -172,9 +179,10 @@ def _rows(model: dict[str, Any]) -> list[tuple[str, ...]]:
     for each in model["revisions"]:
         state = ", ".join(filter(None, (each["state"], "in use" if each["in_use"] else "")))
         size = "?" if each["size"] is None else amount(each["size"])
-        rows.append(
-            (model["name"], each["revision"], state, size, each["fetched"] or "", each["source"] or each["error"])
-        )
+        source = each["source"] or each["error"]
+        if each["chosen"]:
+            source += f", some files alone: {in_words(each['chosen'])}"
+        rows.append((model["name"], each["revision"], state, size, each["fetched"] or "", source))
     rows += [(model["name"], each["revision"], each["state"], "", "", "not there") for each in model["missing"]]
     for each in model["staging"] or ():
         who = f"half fetched; now: {each['busy']}" if each["busy"] else "half fetched"

@@ -3,6 +3,7 @@
 import json
 import signal
 import sys
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,7 +15,8 @@ from aerie.cache.findings import Report, lines_of
 from aerie.cache.hashing import default_threads
 from aerie.cache.inspection import inspect
 from aerie.cache.layout import CURRENT, Model, Store, load_manifest
-from aerie.cache.manifest import ManifestError
+from aerie.cache.listing import in_words
+from aerie.cache.manifest import Manifest, ManifestError
 from aerie.cache.refetch import Reach
 from aerie.cache.repair import repair
 from aerie.cache.users import hold
@@ -121,7 +123,7 @@ def _verify(options: Options, target: _Target) -> Report:
             manifest = load_manifest(path)
             threads = options.threads or default_threads()
             report = inspect(path, manifest, quick=options.quick, threads=threads)
-            report.notes += [target.note] if target.note else []
+            report.notes += _remarks(target, manifest)
             if manifest.revision != revision:
                 report.error = (
                     f"its manifest is that of revision {manifest.revision}: it was renamed or copied by hand. Move "
@@ -137,6 +139,16 @@ def _verify(options: Options, target: _Target) -> Report:
         except OSError as error:
             report.error = f"{error.filename or path} cannot be read: {error.strerror}"
     return report
+
+
+def _remarks(target: _Target, manifest: Manifest) -> Iterator[str]:
+    """Yield what is no damage, and is to be known."""
+    if target.note:
+        yield target.note
+    if manifest.name != target.model.name:
+        yield f"its manifest is that of a model {manifest.name}: it was copied, or renamed, by hand"
+    if manifest.chosen:
+        yield f"some of the model's files alone, as it was fetched: {in_words(manifest.chosen)}"
 
 
 def _locked(stack: ExitStack, model: Model) -> str:

@@ -253,6 +253,17 @@ def test_list_tells_a_broken_manifest_and_a_broken_current_and_shows_the_rest(mo
     assert told["models"][1]["revisions"][0]["files"] == len(CONTENT)
 
 
+def test_a_manifest_that_cannot_be_used_is_a_failure_of_list(model, run, store, capsys):
+    path = publish(model, CONTENT)
+    (path / "aerie-manifest.json").chmod(0o644)
+    (path / "aerie-manifest.json").write_text("{")
+    code, told = run("list")
+    assert (code, told["models"][0]["error"]) == (1, None)
+    assert "is not JSON" in told["models"][0]["revisions"][0]["error"]
+    assert cli.main(["model", "list", "--models-dir", str(store.root)]) == 1
+    assert "is not JSON" in capsys.readouterr().out
+
+
 def test_list_shows_a_model_whose_current_revision_is_gone(model, store, run, capsys):
     publish(model, CONTENT, FIRST)
     shutil.rmtree(publish(model, CONTENT, SECOND))

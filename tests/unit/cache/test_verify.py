@@ -166,7 +166,7 @@ def test_a_revision_under_another_name_is_told(model, run_json):
     path = publish(model, MODEL, switch=False)
     path.rename(model.path / SECOND)
     code, report = run_json(f"Model@{SECOND}")
-    assert code == 1
+    assert (code, report["revision"]) == (1, SECOND)
     assert f"its manifest is that of revision {FIRST}" in report["error"]
 
 
@@ -259,8 +259,54 @@ def test_people_read_a_table(model, store, capsys):
     (path / "config.json").unlink()
     assert run("verify", "--models-dir", store.root) == 1
     shown = capsys.readouterr().out
-    assert f"Model@{FIRST}: 2 of 8 files are wrong" in shown
+    assert f"Model@{FIRST}: 2 paths are wrong (8 files, " in shown
     assert f"  config.json                       missing  54 bytes\n  {SHARD}  altered  its only segment\n" in shown
+
+
+def test_what_is_no_file_of_the_model_is_not_counted_as_one(model, store, capsys):
+    path = publish(model, {"config.json": b"{}"})
+    path.chmod(0o700)
+    (path / "extra").write_bytes(b"")
+    assert run("verify", "--models-dir", store.root) == 1
+    assert f"Model@{FIRST}: 2 paths are wrong (1 file, 2 B; " in capsys.readouterr().out
+    (path / "extra").unlink()
+    assert run("verify", "--models-dir", store.root) == 1
+    assert f"Model@{FIRST}: 1 path is wrong (1 file, " in capsys.readouterr().out
+
+
+def test_segments_are_said_to_be_counted_from_0(model, run_json, small_segments):
+    path = publish(model, {"one": bytes(5000), "more": bytes(20000), "only": b"1"})
+    for name in ("one", "only"):
+        damage(path, name, lambda content: content[:-1] + b"2")
+    damage(path, "more", lambda _: b"1" * 20000)
+    _, report = run_json()
+    assert {each["path"]: each["detail"] for each in report["findings"]} == {
+        "one": "segment 1, counted from 0, of 2",
+        "more": "segments 0-4, counted from 0, of 5",
+        "only": "its only segment",
+    }
+
+
+def test_a_choice_of_a_models_files_is_told(model, store, run_json, capsys):
+    publish(model, CONTENT, source="hf:someone/Model", options={"include": '["*.json"]', "endpoint": "https://x"})
+    code, report = run_json()
+    assert (code, report["notes"]) == (0, ['some of the model\'s files alone, as it was fetched: include ["*.json"]'])
+    assert run("list", "--models-dir", store.root) == 0
+    assert 'hf:someone/Model, some files alone: include ["*.json"]' in capsys.readouterr().out
+    assert run("list", "--models-dir", store.root, "--json") == 0
+    (listed,) = json.loads(capsys.readouterr().out)["models"]
+    assert listed["revisions"][0]["chosen"] == {"include": '["*.json"]'}
+
+
+def test_a_revision_is_named_by_its_place_and_another_name_in_its_manifest_is_told(model, store, capsys):
+    publish(model, CONTENT)
+    other = store.model("Other")
+    shutil.copytree(model.path, other.path, symlinks=True)
+    assert run("verify", "--models-dir", store.root) == 0
+    first, second, note = capsys.readouterr().out.splitlines()
+    assert first.startswith(f"Model@{FIRST}: whole")
+    assert second.startswith(f"Other@{FIRST}: whole")
+    assert note == "  its manifest is that of a model Model: it was copied, or renamed, by hand"
 
 
 @pytest.mark.parametrize(
