@@ -1,10 +1,11 @@
 """`aerie model list`: what is published, in service, in use, and half fetched."""
 
 import json
+import signal
 import stat
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -64,6 +65,22 @@ class Staged:
 
 def listing(options: Options) -> int:
     """Print all models and return 0, or 1 where the state of one cannot be read; raises StoreError."""
+    with _ended_by_its_reader():
+        return _list(options)
+
+
+@contextmanager
+def _ended_by_its_reader() -> Iterator[None]:
+    """Let this process end without a word where nobody reads its output any more, as with `| head`."""
+    before = signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    try:
+        yield
+        sys.stdout.flush()
+    finally:
+        signal.signal(signal.SIGPIPE, before)
+
+
+def _list(options: Options) -> int:
     store = Store(options.models_dir)
     models = [_described(model) for model in store.models()]
     left_out = store.left_out()

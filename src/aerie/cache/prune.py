@@ -7,7 +7,7 @@ import shutil
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -17,10 +17,12 @@ from aerie.cache.layout import BusyError, Model, Store, load_manifest
 from aerie.cache.listing import inodes, used
 from aerie.cache.manifest import ADOPTED, ManifestError
 from aerie.cache.progress import amount
-from aerie.cache.users import unused
+from aerie.cache.users import unused, who_uses
 from aerie.cache.words import printable
 
 _DAY = 24 * 60 * 60
+_SHOWN = 3
+"""Of those who use a revision."""
 
 
 @dataclass(frozen=True)
@@ -129,7 +131,7 @@ class _Pruning:
     def _revision(self, model: Model, path: Path) -> Item:
         with unused(path) as nobody:
             if not nobody:
-                return self._keep(model, path, "somebody uses it")
+                return self._keep(model, path, _used_by(who_uses(path)))
             if why := _only_copy(path, self._options):
                 return self._keep(model, path, why)
             return self._remove(model, path, "neither current nor the one before")
@@ -159,6 +161,13 @@ class _Pruning:
         else:
             _remove(model, path)
         return Item(model.name, str(path), size, freed, removed=True, why=why)
+
+
+def _used_by(who: Sequence[str]) -> str:
+    if not who:
+        return "somebody uses it"
+    more = f" and {len(who) - _SHOWN} more" if len(who) > _SHOWN else ""
+    return f"{', '.join(who[:_SHOWN])}{more} {'uses' if len(who) == 1 else 'use'} it"
 
 
 def _duration(seconds: float) -> str:

@@ -1,13 +1,19 @@
 """`aerie model prune`, `list` and `rollback`."""
 
+import contextlib
 import json
 import os
 import shutil
+import signal
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import pytest
 from cache_store import CONTENT, FIRST, FOURTH, SECOND, THIRD, publish, write_files
 
+import aerie
 from aerie import cli
 from aerie.cache.progress import amount
 from aerie.cache.users import hold
@@ -75,6 +81,54 @@ def test_what_is_held_stays_and_the_rest_goes(model, five, run):
     assert removed(told) == [SECOND, THIRD]
     assert {each["why"] for each in told["items"] if not each["removed"]} == {"somebody uses it"}
     assert FIRST in model.revisions()
+
+
+@pytest.fixture
+def another():
+    """Let another process run Python and wait; gives its process number."""
+    with contextlib.ExitStack() as stack:
+
+        def start(code):
+            command = [
+                sys.executable,
+                "-c",
+                f"import fcntl, mmap, os, sys; {code}; print(flush=True); sys.stdin.read()",
+            ]
+            process = stack.enter_context(
+                subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd="/")
+            )
+            stack.callback(process.stdin.close)
+            assert process.stdout.readline()
+            return process.pid
+
+        yield start
+
+
+USES = {
+    "holds it": "fd = os.open({path!r}, os.O_RDONLY); fcntl.flock(fd, fcntl.LOCK_SH)",
+    "has a file open": "f = open({path!r} + '/modeling.py')",
+    "has a file mapped": "f = open({path!r} + '/more', 'rb'); m = mmap.mmap(f.fileno(), 0, prot=1); f.close()",
+}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="a lease is the owner's or root's")
+@pytest.mark.parametrize("how", USES)
+def test_who_uses_it_is_told(model, five, run, another, how):
+    another(f"fd = os.open({str(model.path / FIRST)!r}, os.O_RDONLY)")  # has it open, as `find` has, and uses nothing
+    process = another(USES[how].format(path=str(model.path / FIRST)))
+    name = Path(f"/proc/{process}/comm").read_text().strip()
+    _, told = run("prune")
+    assert [each["why"] for each in told["items"] if not each["removed"]] == [f"{name} (process {process}) uses it"]
+    assert removed(told) == [SECOND, THIRD]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="a lease is the owner's or root's")
+def test_of_many_who_use_it_some_are_told(model, five, run, another):
+    for _ in range(4):
+        another(USES["holds it"].format(path=str(model.path / FIRST)))
+    why = {each["path"].rsplit("/", 1)[1]: each["why"] for each in run("prune")[1]["items"]}[FIRST]
+    assert why.count("(process ") == 3
+    assert why.endswith(" and 1 more use it")
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="a lease is the owner's or root's")
@@ -302,6 +356,20 @@ def test_list_tells_a_symlink_in_a_models_place_and_leaves_it_out(model, store, 
     assert cli.main(["model", "list", "--models-dir", str(store.root)]) == 0
     words = f"{store.root / 'alias'} is left out: it is a symlink to Model, and a model is a directory"
     assert words in capsys.readouterr().err
+
+
+def test_list_ends_with_who_reads_it(model, store):
+    publish(model, CONTENT)
+    program = "import sys; from aerie import cli; sys.exit(cli.main())"
+    environment = os.environ | {"PYTHONPATH": str(Path(aerie.__file__).parents[1])}
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = subprocess.run(
+        [sys.executable, "-c", program, "model", "list", "--models-dir", store.root],
+        stdout=writing, stderr=subprocess.PIPE, text=True, env=environment, check=False,
+    )  # fmt: skip
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (-signal.SIGPIPE, "")
 
 
 def test_an_empty_store_lists_nothing(store, capsys):
