@@ -167,12 +167,11 @@ class Model:
             if linked is None:
                 raise StoreError(f"{self.name} has no {text} revision in {self.root}")
             if linked not in published:
-                mend = "no revision of it is: fetch or adopt it again"
+                mend = ", nor is any other revision of it: fetch or adopt it again"
                 if published:
-                    mend = (
-                        f"{self._published(published)}: `aerie model rollback {self.name} REVISION` lets one be current"
-                    )
-                raise StoreError(f"{self.path / text} points to {linked}, which is not there: {mend}")
+                    switch = f"`aerie model rollback {self.name} REVISION` lets one be current"
+                    mend = f": {self._published(published)}: {switch}"
+                raise StoreError(f"{self.path / text} points to {linked}, which is not there{mend}")
             return linked
         found = [each for each in published if each == text or (len(text) >= _SHORTEST and each.startswith(text))]
         if len(found) != 1:

@@ -12,8 +12,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from aerie.cache.directories import sync
-from aerie.cache.layout import BusyError, Model, Store, load_manifest
+from aerie.cache.directories import StoreError, sync
+from aerie.cache.layout import CURRENT, Model, Store, load_manifest
 from aerie.cache.listing import inodes, used
 from aerie.cache.manifest import ADOPTED, ManifestError
 from aerie.cache.progress import amount
@@ -68,7 +68,7 @@ def prune(options: Options) -> int:
                     items.append(item)
                     if not options.json:
                         _print(item, options)
-        except (BusyError, OSError) as error:
+        except (StoreError, OSError) as error:
             failed = True
             print(f"aerie model prune: {model.name} is left as it is: {error}", file=sys.stderr)
     freed = sum(item.freed for item in items)
@@ -111,12 +111,17 @@ class _Pruning:
     def of(self, model: Model) -> Iterator[Item]:
         """Remove what goes of a model, in a dry run nothing, and yield what there is. Raises StoreError, OSError."""
         options = self._options
+        if model.current() is not None:
+            model.find(CURRENT)  # raises where it is not there, as `current` where it is none of ours
         if not options.dry_run:
             for trash in ("trash", "repair"):  # of a prune or a repair that was killed
                 shutil.rmtree(model.own / trash, ignore_errors=True)
             (model.own / "hashed").unlink(missing_ok=True)  # of an adoption that nobody went on with
-        kept = {model.current(), model.previous()}  # raises where a link is none of ours: nothing is removed then
+        kept = {model.current(), model.previous()}
         further = [each for each in model.revisions() if each not in kept]
+        if model.current() is None and further:
+            newest = further.pop(0)  # fetched to be in service later
+            yield self._keep(model, model.revision_path(newest), "the newest, and nothing is in service")
         for revision in further[: options.keep]:
             yield self._keep(model, model.revision_path(revision), f"one of the {options.keep} newest")
         for revision in further[options.keep :]:
@@ -171,11 +176,11 @@ def _used_by(who: Sequence[str]) -> str:
 
 
 def _duration(seconds: float) -> str:
-    """Return how long it is, in the largest unit of which it is two or more."""
+    """Return how long it is, rounded down, in the largest unit of which it is two or more."""
     for unit, name in ((_DAY, "days"), (3600, "hours"), (60, "minutes")):
         if seconds >= 2 * unit:
-            return f"{seconds / unit:.0f} {name}"
-    return f"{seconds:.0f} seconds"
+            return f"{int(seconds // unit)} {name}"
+    return "less than 2 minutes"
 
 
 def _days(seconds: float) -> str:

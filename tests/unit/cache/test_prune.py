@@ -158,13 +158,45 @@ def test_stale_staging_goes_when_asked_or_when_it_is_published(model, run):
     assert model.staging_keys() == []
 
 
-def test_a_current_that_cannot_be_read_lets_nothing_be_removed(model, five, run):
+def leads_out(model):
     (model.path / "current").unlink()
     (model.path / "current").symlink_to("/data/somewhere")
-    code, told = run("prune", "--keep", 0)
-    assert code == 1
-    assert "current points to '/data/somewhere'" in str(told)
-    assert len(model.revisions()) == 5
+
+
+@pytest.mark.parametrize(
+    ("spoil", "told"),
+    [
+        (leads_out, "current points to '/data/somewhere'"),
+        (lambda model: shutil.rmtree(model.path / model.current()), "which is not there: there are "),
+    ],
+)
+@pytest.mark.parametrize("how", [[], ["--dry-run"]], ids=["for good", "dry run"])
+def test_a_current_that_leads_nowhere_lets_nothing_of_that_model_be_removed(
+    model, five, store, capsys, spoil, told, how
+):
+    for revision in (FIRST, SECOND, THIRD):
+        publish(store.model("Other"), CONTENT, revision, source="hf:someone/Model")
+    spoil(model)
+    left = model.revisions()
+    assert cli.main(["model", "prune", "--models-dir", str(store.root), *how]) == 1
+    shown = capsys.readouterr()
+    assert f"Model is left as it is: {model.path / 'current'}" in shown.err
+    assert told in shown.err
+    assert f"Other: {store.root / 'Other' / FIRST} {'would be ' if how else ''}removed" in shown.out
+    assert model.revisions() == left
+
+
+def test_of_a_model_with_nothing_in_service_the_newest_stays(model, run):
+    for revision in (FIRST, SECOND, THIRD):
+        path = publish(model, CONTENT, revision, switch=False, source="hf:someone/Model")
+        os.utime(path / "aerie-manifest.json", (int(revision[0]), int(revision[0])))
+    _, told = run("prune", "--keep", 1)
+    assert {each["path"].rsplit("/", 1)[1]: each["why"] for each in told["items"]} == {
+        THIRD: "the newest, and nothing is in service",
+        SECOND: "one of the 1 newest",
+        FIRST: "neither current nor the one before",
+    }
+    assert model.revisions() == [THIRD, SECOND]
 
 
 def test_a_model_that_is_being_fetched_is_left_and_told(model, five, store, capsys):
@@ -214,13 +246,13 @@ def test_people_read_what_is_freed_beside_what_is_shared(model, store, capsys):
 @pytest.mark.parametrize(
     ("age", "told", "days"),
     [
-        (30, "30 seconds", "0"),
+        (30, "less than 2 minutes", "0"),
         (5 * 60, "5 minutes", "0"),
         (90 * 60, "90 minutes", "0"),
         (5 * 3600, "5 hours", "0.2"),
         (2.39 * 24 * 3600, "2 days", "2.3"),
         (40 * 24 * 3600, "40 days", "40"),
-        (-3600, "0 seconds", "0"),
+        (-3600, "less than 2 minutes", "0"),
     ],
 )
 def test_the_days_that_are_named_remove_what_was_half_fetched(model, run, age, told, days):

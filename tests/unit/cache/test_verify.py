@@ -336,7 +336,7 @@ def spoil_current(model):
 AMISS = {
     "its revision is gone": (
         lambda model: shutil.rmtree(model.path / FIRST),
-        f"current points to {FIRST}, which is not there: no revision of it is: fetch or adopt it again",
+        f"current points to {FIRST}, which is not there, nor is any other revision of it: fetch or adopt it again",
         1,
     ),
     "its revision is gone, and so is what is Aerie's own": (
