@@ -175,8 +175,10 @@ class Model:
             return linked
         found = [each for each in published if each == text or (len(text) >= _SHORTEST and each.startswith(text))]
         if len(found) != 1:
-            what = "means more than one" if found else "is not published"
-            raise StoreError(f"{self.name}@{text} {what} in {self.root}: {self._published(published)}")
+            what = f"{'means more than one' if found else 'is not published'} in {self.root}"
+            if text and not found and any(each.startswith(text) for each in published):
+                what = f"is too short, {_SHORTEST} digits are needed"
+            raise StoreError(f"{self.name}@{text} {what}: {self._published(published)}")
         return found[0]
 
     def _published(self, revisions: list[str]) -> str:

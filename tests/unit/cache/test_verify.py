@@ -316,6 +316,8 @@ def test_a_revision_is_named_by_its_place_and_another_name_in_its_manifest_is_to
         (["Nobody", "--all"], 1, "there is no model Nobody in .*; there are Model"),
         (["Model", "MODEL"], 1, "there is no model MODEL in .*: is Model meant"),
         (["Model@" + SECOND], 1, f"Model@{SECOND} is not published in .*: there are {FIRST}"),
+        (["Model@111111"], 1, f"Model@111111 is too short, 7 digits are needed: there are {FIRST}"),
+        (["Model@22"], 1, "Model@22 is not published in"),
         (["Model@previous"], 1, "Model has no previous revision"),
         (["../Model"], 2, "is no name for a model"),
         (["Model@"], 1, "is not published"),
