@@ -64,7 +64,10 @@ class Staged:
 
 
 def listing(options: Options) -> int:
-    """Print all models and return 0, or 1 where the state of one cannot be read; raises StoreError."""
+    """Print all models and return 0, or 1 where the state of one cannot be read or what it serves is gone.
+
+    Raises StoreError where the models directory cannot be read.
+    """
     with _ended_by_its_reader():
         return _list(options)
 

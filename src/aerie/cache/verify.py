@@ -20,6 +20,7 @@ from aerie.cache.manifest import Manifest, ManifestError
 from aerie.cache.refetch import Reach
 from aerie.cache.repair import repair
 from aerie.cache.users import hold
+from aerie.cache.words import printable
 
 _TERMINATED = 128 + signal.SIGTERM
 
@@ -93,6 +94,8 @@ def _chosen(options: Options) -> list[_Target]:
         targets = [target for model in store.models() for target in _of(model, everything=options.all)]
         if not targets:
             raise StoreError(f"nothing is published in {options.models_dir}")
+        for path, why in store.left_out().items():
+            print(printable(f"aerie model verify: {path} is left out: {why}"), file=sys.stderr)
     return list(dict.fromkeys(targets))
 
 

@@ -378,16 +378,17 @@ def test_list_shows_that_the_revision_before_is_gone_which_harms_nobody(model, r
     assert (code, told["models"][0]["missing"]) == (0, [{"revision": FIRST, "state": "previous"}])
 
 
-def test_list_tells_a_symlink_in_a_models_place_and_leaves_it_out(model, store, run, capsys):
+def test_a_symlink_in_a_models_place_is_left_out_and_told(model, store, run, capsys):
     publish(model, CONTENT)
     (store.root / "alias").symlink_to("Model")
     (store.root / "dangling").symlink_to("nothing")
     code, told = run("list")
     assert (code, [each["name"] for each in told["models"]]) == (0, ["Model"])
     assert [each["path"] for each in told["left_out"]] == [str(store.root / "alias"), str(store.root / "dangling")]
-    assert cli.main(["model", "list", "--models-dir", str(store.root)]) == 0
     words = f"{store.root / 'alias'} is left out: it is a symlink to Model, and a model is a directory"
-    assert words in capsys.readouterr().err
+    for command in ("list", "verify"):
+        assert cli.main(["model", command, "--models-dir", str(store.root)]) == 0
+        assert words in capsys.readouterr().err
 
 
 def test_list_ends_with_who_reads_it(model, store):
