@@ -189,7 +189,8 @@ def _add_list(commands: Any) -> None:
         help="show what is published, in service and being fetched",
         description="Shows every model's revisions: which one is current and which was before, their sizes, where they "
         "came from, whether somebody uses them, and what is half fetched.",
-        epilog="Exit codes: 0 shown, 1 where the models directory, or the state of a model, cannot be read.",
+        epilog="Exit codes: 0 shown, 1 where the models directory or the state of a model cannot be read, or what is "
+        "in service is gone.",
     )
     _add_models_dir(listing)
     _add_json(listing)

@@ -1,12 +1,12 @@
 """What a look at a published revision found: for people as lines, for programs as JSON. Pure."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
 from aerie.cache.progress import amount
-from aerie.cache.words import printable
+from aerie.cache.words import counted, printable
 
 _SHOWN_RANGES = 8
 
@@ -46,6 +46,7 @@ class Report:
 
     name: str
     revision: str
+    """Empty where the model has none that could be looked at."""
     path: str
     quick: bool
     files: int = 0
@@ -69,7 +70,7 @@ class Report:
         """Return it as JSON has it."""
         return {
             "name": self.name,
-            "revision": self.revision,
+            "revision": self.revision or None,
             "path": self.path,
             "mode": "quick" if self.quick else "full",
             "whole": self.is_whole,
@@ -95,7 +96,7 @@ def _as_json(finding: Finding) -> dict[str, Any]:
 
 def lines_of(report: Report) -> list[str]:
     """Return the report for people."""
-    title = f"{report.name}@{report.revision}"
+    title = f"{report.name}@{report.revision}" if report.revision else report.name
     how = f"{amount(report.read)} compared in {report.seconds:.1f} s"
     if report.seconds and report.read:
         how += f", {amount(report.read / report.seconds)}/s"
@@ -103,20 +104,17 @@ def lines_of(report: Report) -> list[str]:
         how = f"a sample: {how}"
     if report.error and not report.files:
         return [f"{title}: cannot be verified", f"  {printable(report.error)}"]
-    state = "whole" if report.is_whole else f"{_paths(report.findings)} of {report.files} files are wrong"
+    wrong = len({each.path for each in report.findings})
+    state = "whole" if report.is_whole else f"{counted(wrong, 'path')} {'is' if wrong == 1 else 'are'} wrong"
     if report.is_whole and report.repaired:
         state = "whole again"
-    lines = [f"{title}: {state} ({report.files} files, {amount(report.size)}; {how})"]
+    lines = [f"{title}: {state} ({counted(report.files, 'file')}, {amount(report.size)}; {how})"]
     lines += _table(report.findings, "")
     lines += _table(report.repaired, "repaired: ")
     lines += [f"  {note}" for note in report.notes]
     if report.error:
         lines.append(f"  {report.error}")
     return [printable(line) for line in lines]
-
-
-def _paths(findings: Iterable[Finding]) -> int:
-    return len({each.path for each in findings})
 
 
 def _table(findings: Sequence[Finding], prefix: str) -> list[str]:

@@ -31,7 +31,8 @@ def inspect(path: Path, manifest: Manifest, *, quick: bool, threads: int) -> Rep
     small files are compared whole, and reads the headers of safetensors files. Both look for what is missing, extra,
     of another size, no file, or not the service's to read. Nothing is followed out of the directory.
     """
-    report = Report(manifest.name, manifest.revision, str(path), quick, len(manifest.files), manifest.size)
+    # Named by its place: a manifest that was copied or renamed by hand names another one.
+    report = Report(path.parent.name, path.name, str(path), quick, len(manifest.files), manifest.size)
     with directory(path) as root:
         entries = {entry.path: entry for entry in walk(root)}
         report.findings += _names(manifest, entries)
@@ -119,7 +120,7 @@ def _compare(root: int, tasks: Sequence[Task], threads: int, entries: Mapping[st
 def _content(file: File, found: Found, size: int) -> list[Finding]:
     findings = []
     wrong = tuple(found.wrong)
-    told = f"segments {ranges(wrong)} of 0-{len(file.segments) - 1}" if len(file.segments) > 1 else "its only segment"
+    told = _numbered(wrong, len(file.segments))
     if size != file.size:
         kind = Kind.TRUNCATED if size < file.size else Kind.TOO_LONG
         detail = f"{size:,} bytes, expected {file.size:,}" + (f"; wrong: {told}" if wrong else "")
@@ -127,9 +128,15 @@ def _content(file: File, found: Found, size: int) -> list[Finding]:
     elif wrong:
         findings.append(Finding(file.path, Kind.ALTERED, told, wrong))
     if found.unreadable:
-        detail = f"segments {ranges(found.unreadable)}: {found.error}"
+        detail = f"{_numbered(found.unreadable, len(file.segments))}: {found.error}"
         findings.append(Finding(file.path, Kind.UNREADABLE, detail, tuple(found.unreadable)))
     return findings
+
+
+def _numbered(segments: Sequence[int], count: int) -> str:
+    if count <= 1:
+        return "its only segment"
+    return f"{'segment' if len(segments) == 1 else 'segments'} {ranges(segments)}, counted from 0, of {count:,}"
 
 
 def _odd_headers(path: Path, entries: Mapping[str, Entry]) -> list[str]:

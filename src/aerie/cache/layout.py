@@ -11,9 +11,10 @@ import errno
 import fcntl
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 
 from aerie.cache.directories import DIRECTORY_MODE, StoreError, exists, is_directory, make_directory, sync
@@ -47,6 +48,17 @@ class Store:
         """Return the model of this name, there or not; raises NameRefusedError."""
         return Model(self.root, check_model(name))
 
+    def kept(self, name: str) -> "Model":
+        """Return the model of this name; raises StoreError where Aerie keeps none, NameRefusedError."""
+        model = self.model(name)
+        if model.path.is_symlink():
+            target = model.path.readlink()
+            raise StoreError(f"{model.path} is a symlink to {target}, and a model is a directory: give that one's name")
+        if model.is_kept:
+            return model
+        others = [each.name for each in self.models()]
+        raise StoreError(f"there is no model {name} in {self.root}{_instead(model, others)}")
+
     def models(self) -> list["Model"]:
         """Return those that Aerie keeps, by name; raises StoreError where the directory cannot be read."""
         try:
@@ -56,10 +68,26 @@ class Store:
             raise StoreError(f"the models directory {self.root} cannot be read: {error.strerror}") from None
         found = []
         for name in names:
-            with suppress(NameRefusedError):
+            with suppress(NameRefusedError, PermissionError):
                 model = self.model(name)
                 if model.is_kept:
                     found.append(model)
+        return found
+
+    def left_out(self) -> dict[str, str]:
+        """Return what has a model's name and is none, nor a person's directory or file, with why. Raises OSError."""
+        found = {}
+        for path in sorted(self.root.iterdir()):
+            try:
+                check_model(path.name)
+                if path.is_symlink():
+                    found[str(path)] = f"it is a symlink to {path.readlink()}, and a model is a directory"
+                elif is_directory(path):
+                    os.scandir(path).close()
+            except NameRefusedError:
+                continue
+            except OSError as error:
+                found[str(path)] = f"it cannot be looked into: {error.strerror}"
         return found
 
 
@@ -83,7 +111,11 @@ class Model:
     @property
     def is_kept(self) -> bool:
         """Whether Aerie keeps it; a directory that a person made there is not touched."""
-        return is_directory(self.own) or bool(self.revisions())
+        if is_directory(self.own) or self.revisions():
+            return True
+        with suppress(StoreError):
+            return is_directory(self.path) and self.current() is not None  # its revisions were removed by hand
+        return False
 
     def revision_path(self, revision: str) -> Path:
         """Return where this revision is or will be; raises NameRefusedError."""
@@ -135,14 +167,18 @@ class Model:
             if linked is None:
                 raise StoreError(f"{self.name} has no {text} revision in {self.root}")
             if linked not in published:
-                raise StoreError(
-                    f"{self.path / text} points to {linked}, which is not there: {self._published(published)}"
-                )
+                mend = ", nor is any other revision of it: fetch or adopt it again"
+                if published:
+                    switch = f"`aerie model rollback {self.name} REVISION` lets one be current"
+                    mend = f": {self._published(published)}: {switch}"
+                raise StoreError(f"{self.path / text} points to {linked}, which is not there{mend}")
             return linked
         found = [each for each in published if each == text or (len(text) >= _SHORTEST and each.startswith(text))]
         if len(found) != 1:
-            what = "means more than one" if found else "is not published"
-            raise StoreError(f"{self.name}@{text} {what} in {self.root}: {self._published(published)}")
+            what = f"{'means more than one' if found else 'is not published'} in {self.root}"
+            if text and not found and any(each.startswith(text) for each in published):
+                what = f"is too short, {_SHORTEST} digits are needed"
+            raise StoreError(f"{self.name}@{text} {what}: {self._published(published)}")
         return found[0]
 
     def _published(self, revisions: list[str]) -> str:
@@ -203,8 +239,15 @@ class Model:
 
     def _take(self, descriptor: int, *, wait: bool) -> None:
         if not _locked(descriptor, wait=wait):
-            who = _who(descriptor)
-            raise BusyError(f"{self.name} is being worked on by {who}: wait for its end, then try again")
+            raise self._busy_with(_who(descriptor))
+
+    def _busy_with(self, who: str) -> BusyError:
+        return BusyError(f"{self.name} is being worked on by {who}: wait for its end, then try again")
+
+    def leave_to_others(self) -> None:
+        """Raise BusyError where somebody works on this model, as far as this user may know; nothing is written."""
+        if who := self.busy():
+            raise self._busy_with(who)
 
     def _leave_nothing(self, *, made: bool) -> None:
         """Take the lock away, and what was made for it, where there is nothing besides. Raises OSError."""
@@ -233,11 +276,15 @@ class Model:
         for path, mode in ((self.path, DIRECTORY_MODE), (self.own, _OWN_MODE)):
             make_directory(path, mode)
 
-    def staging_keys(self) -> list[str]:
-        """Return the keys of what is being made, or was left half made."""
-        with suppress(FileNotFoundError, NotADirectoryError), os.scandir(self.own / "staging") as entries:
-            return sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
-        return []
+    def staging_keys(self) -> list[str] | None:
+        """Return the keys of what is being made, or was left half made; None where this user may not look."""
+        try:
+            with os.scandir(self.own / "staging") as entries:
+                return sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
+        except PermissionError:
+            return None
+        except (FileNotFoundError, NotADirectoryError):
+            return []
 
     def staging_path(self, key: str) -> Path:
         """Return where what has this key, 40 hexadecimal digits, is being made; raises NameRefusedError."""
@@ -319,6 +366,18 @@ def load_manifest(path: Path) -> Manifest:
         raise ManifestError(f"{file} is no manifest: {error}") from None
     except ManifestError as error:
         raise ManifestError(f"{file}: {error}") from None
+
+
+def _instead(model: Model, others: Sequence[str]) -> str:
+    """Return what a person may have meant who named a model that is not there."""
+    if is_directory(model.path):
+        return f": the directory {model.name} there is none of Aerie's: `aerie model adopt` takes the weights in one"
+    if not others:
+        return ", nor any other"
+    folded = {each.casefold(): each for each in others}
+    if close := get_close_matches(model.name.casefold(), folded, 1):
+        return f": is {folded[close[0]]} meant? There are {', '.join(others)}"
+    return f"; there are {', '.join(others)}"
 
 
 def _locked(descriptor: int, *, wait: bool) -> bool:

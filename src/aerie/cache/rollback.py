@@ -26,7 +26,7 @@ class Options:
 
 def rollback(options: Options) -> int:
     """Look at the revision, switch to it, print that, and return 0; 1 where it is damaged. Raises StoreError."""
-    model = Store(options.models_dir).model(options.model)
+    model = Store(options.models_dir).kept(options.model)
     revision = model.find(options.revision or PREVIOUS)
     path = model.revision_path(revision)
     with model.lock("aerie model rollback"):

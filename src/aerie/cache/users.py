@@ -11,6 +11,8 @@ from pathlib import Path
 
 from aerie.cache.inside import directory, open_inside, walk
 
+_PROC = Path("/proc")
+
 
 @contextmanager
 def hold(path: Path) -> Iterator[None]:
@@ -36,9 +38,14 @@ def hold(path: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def in_use(path: Path) -> bool:
-    """Whether somebody holds the revision at `path`, or has one of its files open or mapped; raises OSError."""
+def in_use(path: Path) -> bool | None:
+    """Whether somebody holds the revision at `path`, or has one of its files open or mapped; raises OSError.
+
+    None where nobody holds it, and who has files open only their owner and root can tell.
+    """
     with unused(path) as nobody:
+        if nobody and os.geteuid() not in (0, path.stat().st_uid):
+            return None
         return not nobody
 
 
@@ -54,6 +61,65 @@ def unused(path: Path) -> Iterator[bool]:
         yield not any(
             _is_open(descriptor, entry.path) for entry in walk(descriptor) if stat.S_ISREG(entry.status.st_mode)
         )
+
+
+def who_uses(path: Path) -> list[str]:
+    """Return what other processes use the revision at `path`, as far as /proc tells this user: name and number.
+
+    Raises OSError where it is not there.
+    """
+    with directory(path) as root:
+        itself = os.fstat(root)
+        files = {
+            (entry.status.st_dev, entry.status.st_ino) for entry in walk(root) if stat.S_ISREG(entry.status.st_mode)
+        }
+    holders = _holders(itself)
+    others: list[int] = []
+    with suppress(OSError):
+        others = sorted(int(each.name) for each in _PROC.iterdir() if each.name.isdecimal())
+    return [
+        f"{_name(number)} (process {number})"
+        for number in others
+        if number != os.getpid() and (number in holders or not files.isdisjoint(_has(number)))
+    ]
+
+
+def _holders(held: os.stat_result) -> set[int]:
+    """Return which processes have a lock on a file."""
+    found = set()
+    with suppress(OSError):
+        for line in (_PROC / "locks").read_text().splitlines():
+            # `1: FLOCK  ADVISORY  READ 4711 08:01:131 0 EOF`, with `->` before the kind where it waits.
+            fields = line.split()
+            if fields[1] == "FLOCK" and _device(fields[5]) == (held.st_dev, held.st_ino):
+                found.add(int(fields[4]))
+    return found
+
+
+def _has(process: int) -> Iterator[tuple[int, int]]:
+    """Yield device and number of each file that a process has open or mapped, as far as this user may know."""
+    place = _PROC / str(process)
+    with suppress(OSError):
+        for descriptor in (place / "fd").iterdir():
+            with suppress(OSError):
+                status = descriptor.stat()
+                yield status.st_dev, status.st_ino
+    with suppress(OSError):
+        for line in (place / "maps").read_text(errors="replace").splitlines():
+            _, _, _, device, inode, *_ = line.split(maxsplit=5)
+            yield _device(f"{device}:{inode}")
+
+
+def _device(text: str) -> tuple[int, int]:
+    """Return device and number of a file as the kernel writes them: `08:01:131`."""
+    major, minor, inode = text.split(":")
+    return os.makedev(int(major, 16), int(minor, 16)), int(inode)
+
+
+def _name(process: int) -> str:
+    with suppress(OSError):
+        return (_PROC / str(process) / "comm").read_text(errors="replace").strip()
+    return "a program"
 
 
 def _is_open(root: int, path: str) -> bool:

@@ -4,8 +4,8 @@ import json
 import signal
 import sys
 from collections.abc import Iterator
-from contextlib import nullcontext
-from dataclasses import dataclass
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn
@@ -15,10 +15,12 @@ from aerie.cache.findings import Report, lines_of
 from aerie.cache.hashing import default_threads
 from aerie.cache.inspection import inspect
 from aerie.cache.layout import CURRENT, Model, Store, load_manifest
-from aerie.cache.manifest import ManifestError
+from aerie.cache.listing import in_words
+from aerie.cache.manifest import Manifest, ManifestError
 from aerie.cache.refetch import Reach
 from aerie.cache.repair import repair
 from aerie.cache.users import hold
+from aerie.cache.words import printable
 
 _TERMINATED = 128 + signal.SIGTERM
 
@@ -44,12 +46,24 @@ class Options:
     json: bool
 
 
+@dataclass(frozen=True, slots=True)
+class _Target:
+    """A revision that is to be looked at, or a model that has none to look at."""
+
+    model: Model
+    revision: str = ""
+    note: str = field(default="", compare=False)
+    """What is to be told besides."""
+    error: str = ""
+    """Why there is none, and what to do."""
+
+
 def verify(options: Options) -> int:
     """Verify, print, and return 0 where all is whole, 1 where not; raises StoreError where nothing is there."""
     signal.signal(signal.SIGTERM, _terminated)
     reports = []
-    for model, revision in list(_chosen(options)):
-        report = _verify(options, model, revision)
+    for target in _chosen(options):
+        report = _verify(options, target)
         reports.append(report)
         if not options.json:
             print("\n".join(lines_of(report)), flush=True)
@@ -64,54 +78,88 @@ def _terminated(_number: int, _frame: FrameType | None) -> NoReturn:
     raise SystemExit(_TERMINATED)
 
 
-def _chosen(options: Options) -> Iterator[tuple[Model, str]]:
+def _chosen(options: Options) -> list[_Target]:
+    """Return what is to be looked at, each once; raises StoreError where something was named that is not there."""
     store = Store(options.models_dir)
+    targets: list[_Target] = []
     for text in options.models:
         name, at, revision = text.partition("@")
-        model = store.model(name)
-        if at or not options.all:
-            yield model, model.find(revision if at else CURRENT)
+        model = store.kept(name)
+        if at:
+            targets.append(_Target(model, model.find(revision)))
         else:
-            yield from _all(model)
-    if options.models:
-        return
-    models = [model for model in store.models() if model.revisions()]
-    if not models:
-        raise StoreError(f"nothing is published in {options.models_dir}")
-    for model in models:
-        if options.all:
-            yield from _all(model)
-        else:
-            yield model, model.find(CURRENT)
+            nothing = f"no revision of it is published in {options.models_dir}: fetch or adopt it"
+            targets += _of(model, everything=options.all) or [_Target(model, error=nothing)]
+    if not options.models:
+        targets = [target for model in store.models() for target in _of(model, everything=options.all)]
+        if not targets:
+            raise StoreError(f"nothing is published in {options.models_dir}")
+        for path, why in store.left_out().items():
+            print(printable(f"aerie model verify: {path} is left out: {why}"), file=sys.stderr)
+    return list(dict.fromkeys(targets))
 
 
-def _all(model: Model) -> Iterator[tuple[Model, str]]:
-    revisions = model.revisions()
-    if not revisions:
-        raise StoreError(f"{model.name} is not published in {model.root}")
-    for revision in revisions:
-        yield model, revision
+def _of(model: Model, *, everything: bool) -> list[_Target]:
+    """Return what of a model is to be looked at: what is in service, or every revision; nothing where it has none."""
+    targets = [_Target(model, revision) for revision in model.revisions()]
+    try:
+        current = model.find(CURRENT) if model.current() else None
+    except StoreError as error:
+        return [_Target(model, error=str(error)), *(targets if everything else [])]
+    if everything:
+        return targets
+    if current:
+        return [_Target(model, current)]
+    return [replace(each, note="no revision of it is in service: this is the newest") for each in targets[:1]]
 
 
-def _verify(options: Options, model: Model, revision: str) -> Report:
+def _verify(options: Options, target: _Target) -> Report:
+    model, revision = target.model, target.revision
+    if not revision:
+        return Report(model.name, "", str(model.path), options.quick, error=target.error)
     path = model.revision_path(revision)
     report = Report(model.name, revision, str(path), options.quick)
-    with model.lock("aerie model verify --repair") if options.repair else nullcontext():
+    with ExitStack() as stack:
+        why_not = _locked(stack, model) if options.repair else ""
         try:
-            with hold(path):
-                manifest = load_manifest(path)
-                threads = options.threads or default_threads()
-                report = inspect(path, manifest, quick=options.quick, threads=threads)
-                if manifest.revision != revision:
-                    report.error = (
-                        f"its manifest is that of revision {manifest.revision}: it was renamed or copied by hand. Move "
-                        f"{path} away, and adopt it from there"
-                    )
-                elif options.repair:
-                    reach = Reach(options.source, options.endpoint, options.token_file, options.limit_rate)
-                    repair(model, manifest, report, reach, threads)
+            stack.enter_context(hold(path))
+            manifest = load_manifest(path)
+            threads = options.threads or default_threads()
+            report = inspect(path, manifest, quick=options.quick, threads=threads)
+            report.notes += _remarks(target, manifest)
+            if manifest.revision != revision:
+                report.error = (
+                    f"its manifest is that of revision {manifest.revision}: it was renamed or copied by hand. Move "
+                    f"{path} away, and adopt it from there"
+                )
+            elif why_not and not report.is_whole:
+                report.error = f"not repaired: {why_not}"
+            elif options.repair and not why_not:
+                reach = Reach(options.source, options.endpoint, options.token_file, options.limit_rate)
+                repair(model, manifest, report, reach, threads)
         except ManifestError as error:
             report.error = f"{error}. Move {path} away, and fetch or adopt it again: `aerie model fetch`, `adopt`"
         except OSError as error:
             report.error = f"{error.filename or path} cannot be read: {error.strerror}"
     return report
+
+
+def _remarks(target: _Target, manifest: Manifest) -> Iterator[str]:
+    """Yield what is no damage, and is to be known."""
+    if target.note:
+        yield target.note
+    if manifest.name != target.model.name:
+        yield f"its manifest is that of a model {manifest.name}: it was copied, or renamed, by hand"
+    if manifest.chosen:
+        yield f"some of the model's files alone, as it was fetched: {in_words(manifest.chosen)}"
+
+
+def _locked(stack: ExitStack, model: Model) -> str:
+    """Lock the model until the stack unwinds; return why that cannot be: what is damaged is shown all the same."""
+    try:
+        stack.enter_context(model.lock("aerie model verify --repair"))
+    except StoreError as error:
+        return str(error)
+    except OSError as error:
+        return f"{error.filename or model.own}: {error.strerror}"
+    return ""

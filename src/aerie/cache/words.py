@@ -1,4 +1,4 @@
-"""What others have said or named, as it may be printed. Pure."""
+"""What others have said or named, as it may be printed, and how many of what. Pure."""
 
 _QUOTED = 300  # characters
 
@@ -12,3 +12,8 @@ def quoted(what: object) -> str:
     """Return what a server or a program has said: one line, no control characters, 300 characters at most."""
     text = " ".join("".join(each if each.isprintable() else " " for each in str(what)).split()).strip(" :")
     return text if len(text) <= _QUOTED else text[:_QUOTED] + "..."
+
+
+def counted(number: int, noun: str) -> str:
+    """Return `1 file`, `2 files`."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"

@@ -166,7 +166,7 @@ def test_a_revision_under_another_name_is_told(model, run_json):
     path = publish(model, MODEL, switch=False)
     path.rename(model.path / SECOND)
     code, report = run_json(f"Model@{SECOND}")
-    assert code == 1
+    assert (code, report["revision"]) == (1, SECOND)
     assert f"its manifest is that of revision {FIRST}" in report["error"]
 
 
@@ -259,16 +259,65 @@ def test_people_read_a_table(model, store, capsys):
     (path / "config.json").unlink()
     assert run("verify", "--models-dir", store.root) == 1
     shown = capsys.readouterr().out
-    assert f"Model@{FIRST}: 2 of 8 files are wrong" in shown
+    assert f"Model@{FIRST}: 2 paths are wrong (8 files, " in shown
     assert f"  config.json                       missing  54 bytes\n  {SHARD}  altered  its only segment\n" in shown
+
+
+def test_what_is_no_file_of_the_model_is_not_counted_as_one(model, store, capsys):
+    path = publish(model, {"config.json": b"{}"})
+    path.chmod(0o700)
+    (path / "extra").write_bytes(b"")
+    assert run("verify", "--models-dir", store.root) == 1
+    assert f"Model@{FIRST}: 2 paths are wrong (1 file, 2 B; " in capsys.readouterr().out
+    (path / "extra").unlink()
+    assert run("verify", "--models-dir", store.root) == 1
+    assert f"Model@{FIRST}: 1 path is wrong (1 file, " in capsys.readouterr().out
+
+
+def test_segments_are_said_to_be_counted_from_0(model, run_json, small_segments):
+    path = publish(model, {"one": bytes(5000), "more": bytes(20000), "only": b"1"})
+    for name in ("one", "only"):
+        damage(path, name, lambda content: content[:-1] + b"2")
+    damage(path, "more", lambda _: b"1" * 20000)
+    _, report = run_json()
+    assert {each["path"]: each["detail"] for each in report["findings"]} == {
+        "one": "segment 1, counted from 0, of 2",
+        "more": "segments 0-4, counted from 0, of 5",
+        "only": "its only segment",
+    }
+
+
+def test_a_choice_of_a_models_files_is_told(model, store, run_json, capsys):
+    publish(model, CONTENT, source="hf:someone/Model", options={"include": '["*.json"]', "endpoint": "https://x"})
+    code, report = run_json()
+    assert (code, report["notes"]) == (0, ['some of the model\'s files alone, as it was fetched: include ["*.json"]'])
+    assert run("list", "--models-dir", store.root) == 0
+    assert 'hf:someone/Model, some files alone: include ["*.json"]' in capsys.readouterr().out
+    assert run("list", "--models-dir", store.root, "--json") == 0
+    (listed,) = json.loads(capsys.readouterr().out)["models"]
+    assert listed["revisions"][0]["chosen"] == {"include": '["*.json"]'}
+
+
+def test_a_revision_is_named_by_its_place_and_another_name_in_its_manifest_is_told(model, store, capsys):
+    publish(model, CONTENT)
+    other = store.model("Other")
+    shutil.copytree(model.path, other.path, symlinks=True)
+    assert run("verify", "--models-dir", store.root) == 0
+    first, second, note = capsys.readouterr().out.splitlines()
+    assert first.startswith(f"Model@{FIRST}: whole")
+    assert second.startswith(f"Other@{FIRST}: whole")
+    assert note == "  its manifest is that of a model Model: it was copied, or renamed, by hand"
 
 
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (["Nobody"], 1, "Nobody has no current revision"),
-        (["Nobody", "--all"], 1, "Nobody is not published"),
+        (["Nobody"], 1, "there is no model Nobody in .*; there are Model"),
+        (["Nobody", "--all"], 1, "there is no model Nobody in .*; there are Model"),
+        (["Model", "MODEL"], 1, "there is no model MODEL in .*: is Model meant"),
         (["Model@" + SECOND], 1, f"Model@{SECOND} is not published in .*: there are {FIRST}"),
+        (["Model@111111"], 1, f"Model@111111 is too short, 7 digits are needed: there are {FIRST}"),
+        (["Model@22"], 1, "Model@22 is not published in"),
         (["Model@previous"], 1, "Model has no previous revision"),
         (["../Model"], 2, "is no name for a model"),
         (["Model@"], 1, "is not published"),
@@ -281,6 +330,87 @@ def test_what_is_not_there_is_told(model, store, arguments, code, message, capsy
     assert re.search(message, capsys.readouterr().err)
 
 
+def spoil_current(model):
+    (model.path / "current").unlink()
+    (model.path / "current").mkdir()
+
+
+AMISS = {
+    "its revision is gone": (
+        lambda model: shutil.rmtree(model.path / FIRST),
+        f"current points to {FIRST}, which is not there, nor is any other revision of it: fetch or adopt it again",
+        1,
+    ),
+    "its revision is gone, and so is what is Aerie's own": (
+        lambda model: [shutil.rmtree(model.path / each) for each in (FIRST, ".aerie")],
+        f"current points to {FIRST}, which is not there",
+        1,
+    ),
+    "current is a directory": (spoil_current, "current is no symlink, expected a symlink to a revision", 1),
+    "current leads out": (
+        lambda model: [(model.path / "current").unlink(), (model.path / "current").symlink_to("/data")],
+        "current points to '/data', expected a symlink to a revision",
+        1,
+    ),
+    "none was ever in service": (
+        lambda model: (model.path / "current").unlink(),
+        "no revision of it is in service: this is the newest",
+        0,
+    ),
+    "none was ever in service, and the newest is damaged": (
+        lambda model: [(model.path / "current").unlink(), damage(model.path / FIRST, "config.json", zeros)],
+        "config.json  altered",
+        1,
+    ),
+}
+
+
+@pytest.mark.parametrize("named", [[], ["Amiss", "Other"]], ids=["all", "named"])
+@pytest.mark.parametrize("case", AMISS)
+def test_a_model_with_nothing_in_service_is_told_and_hides_no_other(store, case, named, capsys):
+    spoil, told, code = AMISS[case]
+    publish(store.model("Amiss"), CONTENT)
+    path = publish(store.model("Other"), CONTENT, SECOND)
+    spoil(store.model("Amiss"))
+    for how in ([], ["--quick"]):
+        assert run("verify", "--models-dir", store.root, *how, *named) == code
+        shown = capsys.readouterr().out
+        assert shown.startswith("Amiss")
+        assert told in shown
+        assert f"Other@{SECOND}: whole" in shown
+    damage(path, "config.json", flip_first)
+    assert run("verify", "--models-dir", store.root, *named) == 1
+    assert "config.json  altered" in capsys.readouterr().out
+
+
+def test_every_revision_is_looked_at_where_the_current_one_is_gone(model, store, capsys):
+    publish(model, CONTENT)
+    shutil.rmtree(publish(model, CONTENT, SECOND))
+    assert run("verify", "--models-dir", store.root, "--all", "--json") == 1
+    amiss, whole = json.loads(capsys.readouterr().out)["revisions"]
+    assert (amiss["revision"], amiss["whole"], amiss["path"]) == (None, False, str(model.path))
+    assert f"there are {FIRST}: `aerie model rollback Model REVISION` lets one be current" in amiss["error"]
+    assert (whole["revision"], whole["whole"]) == (FIRST, True)
+
+
+def test_what_was_never_published_is_no_failure_unless_it_is_named(model, store, capsys):
+    publish(store.model("Other"), CONTENT)
+    with model.lock("test"):
+        model.staging(FIRST)
+    assert run("verify", "--models-dir", store.root) == 0
+    assert "Model" not in capsys.readouterr().out
+    assert run("verify", "--models-dir", store.root, "Model", "Other") == 1
+    shown = capsys.readouterr().out
+    assert "Model: cannot be verified\n  no revision of it is published" in shown
+    assert "Other@" in shown
+
+
+def test_who_is_named_twice_is_verified_once(model, store, capsys):
+    publish(model, CONTENT)
+    assert run("verify", "--models-dir", store.root, "Model", "Model", f"Model@{FIRST[:8]}") == 0
+    assert len(capsys.readouterr().out.splitlines()) == 1
+
+
 def test_an_empty_store_has_nothing_to_verify(store, capsys):
     assert run("verify", "--models-dir", store.root) == 1
     assert "nothing is published" in capsys.readouterr().err
@@ -290,8 +420,10 @@ def test_a_repair_waits_for_nobody_and_a_look_does_not_mind_who_holds_it(model, 
     path = publish(model, MODEL)
     with hold(path), model.lock("aerie model fetch"):
         assert run("verify", "--models-dir", store.root) == 0
+        assert run("verify", "--models-dir", store.root, "--repair") == 0
+        (path / "config.json").unlink()
         assert run("verify", "--models-dir", store.root, "--repair") == 1
-    assert "is being worked on by `aerie model fetch`" in capsys.readouterr().err
+    assert "not repaired: Model is being worked on by `aerie model fetch`" in capsys.readouterr().out
 
 
 def test_a_revision_can_be_named_in_short(model, store, run_json):

@@ -4,7 +4,7 @@ import pytest
 
 from aerie.cache.manifest import ManifestError, read_manifest
 from aerie.cache.sources.source import SourceError, TryAgainError
-from aerie.cache.words import printable, quoted
+from aerie.cache.words import counted, printable, quoted
 
 HOSTILE = "no\x1b]0;title\x07 \u202ereversed\r\naerie model fetch: whole \udc80"
 
@@ -25,3 +25,8 @@ def test_a_manifest_that_somebody_else_wrote_does_not_reach_the_terminal():
     text = '{"format": 1, "segment": 67108864, "name": "a", "revision": "%s", "source": "x\\u001b[2J"}' % ("1" * 40)
     with pytest.raises(ManifestError, match="source has characters that are not shown"):
         read_manifest(text)
+
+
+@pytest.mark.parametrize(("number", "said"), [(0, "0 files"), (1, "1 file"), (2, "2 files"), (1000, "1,000 files")])
+def test_one_is_no_plural(number, said):
+    assert counted(number, "file") == said
