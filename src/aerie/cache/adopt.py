@@ -12,6 +12,7 @@ import re
 import shutil
 import signal
 import stat
+import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -23,6 +24,7 @@ from typing import NoReturn
 import aerie
 from aerie.cache.directories import StoreError, make_directory, sync
 from aerie.cache.hashing import digest
+from aerie.cache.headers import odd_headers, told
 from aerie.cache.inside import directory, walk
 from aerie.cache.layout import CURRENT, PREVIOUS, Model, Store, load_manifest
 from aerie.cache.manifest import ADOPTED, MANIFEST, Manifest, ManifestError, content_revision
@@ -33,6 +35,7 @@ from aerie.cache.progress import amount
 from aerie.cache.sharing import clone, copy_range
 from aerie.cache.sources.opening import open_source
 from aerie.cache.sources.source import SourceError, TryAgainError
+from aerie.cache.words import printable
 
 _TERMINATED = 128 + signal.SIGTERM
 _NOT_THE_MODELS = {".git", ".cache", "lost+found", ".aerie"}
@@ -56,6 +59,7 @@ class Options:
     reflink: bool
     copy: bool
     switch: bool
+    as_it_is: bool
     json: bool
 
 
@@ -143,7 +147,7 @@ def _adopt(options: Options, path: Path, model: Model, origin: _Origin) -> tuple
             raise StoreError(f"{path} has no files")
         check_files(each.path for each in originals)
         memory = Memory(model.own / "hashed")
-        manifest = _manifest(options, model, origin, originals, memory)
+        manifest = _manifest(options, path, model, origin, originals, memory)
         revision = manifest.revision
         if model.is_published(revision):
             _check_same(load_manifest(model.revision_path(revision)), manifest, path)
@@ -196,7 +200,7 @@ def _is_same(original: Original, published: Path) -> bool:
 
 
 def _manifest(
-    options: Options, model: Model, origin: _Origin, originals: Sequence[Original], memory: Memory
+    options: Options, path: Path, model: Model, origin: _Origin, originals: Sequence[Original], memory: Memory
 ) -> Manifest:
     expected = dict(origin.expected)
     source, revision = origin.source, options.revision or origin.revision
@@ -209,6 +213,8 @@ def _manifest(
     if expected and (more := sorted({each.path for each in originals} - set(expected))):
         by = next(iter(expected.values())).by
         raise StoreError(f"{_many(more)} not what {by} lists: move it away first. Nothing was adopted")
+    proven = bool(expected) and all(each.sha256 or each.git_sha1 for each in expected.values())
+    _check_headers(options, path, originals, proven=proven, partly="include" in kept or "exclude" in kept)
     files = hash_all(originals, expected, model.name, memory)
     return Manifest(
         name=model.name,
@@ -219,6 +225,20 @@ def _manifest(
         fetched=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         options=kept,
     )
+
+
+def _check_headers(options: Options, path: Path, originals: Sequence[Original], *, proven: bool, partly: bool) -> None:
+    """Raise StoreError where weights are cut off or missing, and nothing proves that they are to be so; or warn."""
+    odd = odd_headers(path, [each.path for each in originals], partly=partly)
+    if not odd:
+        return
+    if not proven and not options.as_it_is:
+        raise StoreError(
+            f"{told(odd)}. Nothing was adopted, and {path} is as it was: mend it first, or name with --source what "
+            "it is a copy of; --as-it-is adopts it all the same"
+        )
+    why = "its digests say that it is to be so" if proven else "--as-it-is"
+    print(printable(f"aerie model adopt: {told(odd)}; adopted all the same: {why}"), file=sys.stderr)
 
 
 def _many(names: Sequence[str]) -> str:

@@ -66,6 +66,15 @@ def _add_json(parser: Any) -> None:
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
 
 
+def _add_as_it_is(parser: Any) -> None:
+    parser.add_argument(
+        "--as-it-is",
+        action="store_true",
+        help="publish it also where the headers of its weights show that a file is cut off or missing, and nothing "
+        "proves that it is to be so",
+    )
+
+
 def _add_reach(parser: Any) -> None:
     parser.add_argument(
         "--endpoint", metavar="URL", help="of a mirror of the Hub or of an S3-compatible store, instead of their own"
@@ -112,6 +121,7 @@ def _add_fetch(commands: Any) -> None:
     fetch.add_argument("--offline", action="store_true", help="open no connection: is it published here already?")
     fetch.add_argument("--wait", action="store_true", help="wait where another process works on this model")
     fetch.add_argument("--no-switch", action="store_false", dest="switch", help="publish, but leave `current` alone")
+    _add_as_it_is(fetch)
     fetch.add_argument("--dry-run", action="store_true", help="say what would be fetched, and fetch nothing")
     _add_json(fetch)
 
@@ -145,6 +155,7 @@ def _add_adopt(commands: Any) -> None:
     how.add_argument("--reflink", action="store_true", help="leave DIR as it is, and share its blocks (XFS, Btrfs)")
     how.add_argument("--copy", action="store_true", help="leave DIR as it is, and copy: from another file system")
     adopt.add_argument("--no-switch", action="store_false", dest="switch", help="publish, but leave `current` alone")
+    _add_as_it_is(adopt)
     _add_json(adopt)
 
 

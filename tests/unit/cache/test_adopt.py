@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from cache_store import CONTENT, FIRST, SECOND, described, publish, write_files
+from fetching import safetensors
 
 from aerie import cli
 from aerie.cache import hashing
@@ -349,7 +350,9 @@ def test_what_a_killed_adoption_has_hashed_is_not_hashed_again(home, store, run,
 
 
 def adopt_options(directory, store):
-    given = dict.fromkeys(("name", "revision", "source", "endpoint", "token_file", "reflink", "copy", "json"))
+    given = dict.fromkeys(
+        ("name", "revision", "source", "endpoint", "token_file", "reflink", "copy", "as_it_is", "json")
+    )
     return Options(directory=directory, models_dir=store.root, switch=True, **given)
 
 
@@ -369,3 +372,40 @@ def test_an_odd_name_comes_to_no_terminal(home, run):
     assert code == 1
     assert "odd\\x1b[2J\\udcff is no regular file" in told
     assert "\x1b" not in told
+
+
+SHARDS = {f"model-0000{number}-of-00002.safetensors": safetensors(5000) for number in (1, 2)}
+CUT = SHARDS | {"model-00002-of-00002.safetensors": SHARDS["model-00002-of-00002.safetensors"][:4000]}
+LACKING = dict(list(SHARDS.items())[:1])
+
+
+@pytest.mark.parametrize(
+    ("weights", "says"),
+    [
+        (CUT, "model-00002-of-00002.safetensors is cut off: 4,000 bytes of 5,000"),
+        (LACKING, "1 of 2 shards are missing"),
+    ],
+)
+def test_weights_that_are_not_whole_are_adopted_only_as_they_are(home, store, run, capsys, weights, says):
+    write_files(home, weights)
+    before = inodes(home)
+    code, told = run(home)
+    assert code == 1
+    assert says in told
+    assert "--as-it-is" in told
+    assert inodes(home) == before
+    assert not list(store.root.iterdir())
+    code = cli.main(["model", "adopt", "--models-dir", str(store.root), str(home), "--as-it-is"])
+    assert code == 0
+    assert says in capsys.readouterr().err
+    assert content_of(store.root / "Drafter/current") == CONTENT | weights
+
+
+@pytest.mark.parametrize("weights", [CUT, LACKING])
+def test_weights_that_a_source_proves_are_adopted_with_a_warning(home, tmp_path, store, capsys, weights):
+    write_files(home, weights)
+    published = publish(store.model("Same"), CONTENT | weights)
+    words = ["--source", str(published), "--models-dir", str(store.root)]
+    assert cli.main(["model", "adopt", str(home), *words]) == 0
+    assert "model-00002-of-00002.safetensors" in capsys.readouterr().err
+    assert store.model("Drafter").current() == FIRST
