@@ -71,6 +71,33 @@ def test_a_usage_error_exits_2_and_names_what_was_given(arguments, message, caps
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("arguments", "usage", "message"),
+    [
+        (
+            ["model", "fetch", "o/n", "--modelsdir", "m"],
+            "aerie model fetch [",
+            "--modelsdir m; did you mean --models-dir?",
+        ),
+        (["model", "fetch", "o/n", "--models", "m"], "aerie model fetch [", "--models m; did you mean --models-dir?"),
+        (["model", "fetch", "o/n", "--dry"], "aerie model fetch [", "--dry; did you mean --dry-run?"),
+        (["model", "prune", "--dryrun=1"], "aerie model prune [", "--dryrun=1; did you mean --dry-run?"),
+        (["model", "list", "Kimi"], "aerie model list [", "unrecognized arguments: Kimi\n"),
+        (["fabric", "numa", "--jso"], "aerie fabric numa [", "--jso; did you mean --json?"),
+        (["serve", "--onc"], "aerie serve [options]", "--onc; what is vLLM's goes after `--`; did you mean --once?"),
+        (["serve", "--port", "1"], "aerie serve [options]", "--port 1; what is vLLM's goes after `--`\n"),
+        (["--versio", "status"], "aerie [-h]", "did you mean --version?"),
+    ],
+)
+def test_an_option_that_there_is_none_of_is_told_by_the_command_itself(arguments, usage, message, capsys):
+    with pytest.raises(SystemExit) as ended:
+        cli.main(arguments)
+    assert ended.value.code == 2
+    told = capsys.readouterr().err
+    assert told.startswith(f"usage: {usage}")
+    assert message in told
+
+
 def test_what_follows_the_dashes_is_vllms(monkeypatch):
     given = []
     monkeypatch.setattr(cli, "_serve", lambda options: given.append(options.engine_arguments) or 0)
