@@ -258,7 +258,7 @@ def _add_model(commands: Any, *, is_asked: bool) -> None:
         epilog="Exit codes: 0 written or there already, 1 not written.",
     )
     tiny.add_argument(
-        "--out", type=Path, required=True, metavar="DIR", help="where to; there must be nothing else in it"
+        "--out", type=_path, required=True, metavar="DIR", help="where to; there must be nothing else in it"
     )
     tiny.add_argument("--seed", type=int, default=0, help=_default("of the weights"))
     tiny.set_defaults(run=_model_tiny)
@@ -396,6 +396,12 @@ def _count(text: str) -> int:
     if not text.isdecimal() or int(text) == 0:
         raise argparse.ArgumentTypeError(f"{text!r} is no number above 0")
     return int(text)
+
+
+def _path(text: str) -> Path:
+    from aerie.cache.arguments import some_path
+
+    return some_path(text)
 
 
 def _port(text: str) -> int:

@@ -33,7 +33,7 @@ from aerie.cache.names import check_files, check_revision, model_of
 from aerie.cache.originals import Expected, Memory, Original, find_originals, hash_all, is_changed
 from aerie.cache.progress import amount
 from aerie.cache.sharing import clone, copy_range
-from aerie.cache.sources.opening import open_source
+from aerie.cache.sources.opening import SourceTextError, open_source
 from aerie.cache.sources.source import SourceError, TryAgainError
 from aerie.cache.words import printable
 
@@ -77,7 +77,7 @@ class _Origin:
 
 
 def adopt(options: Options) -> int:
-    """Adopt, print where it is now, and return 0; raises StoreError, NameRefusedError, OSError."""
+    """Adopt, print where it is now, and return 0; raises StoreError, NameRefusedError, SourceTextError, OSError."""
     signal.signal(signal.SIGTERM, _terminated)
     path = Path(os.path.abspath(options.directory))  # noqa: PTH100 - `..` is to go, a symlink is not
     if options.revision is not None:
@@ -89,6 +89,8 @@ def adopt(options: Options) -> int:
         _check_place(path, store, model)
         with model.lock("aerie model adopt"):
             revision, manifest = _adopt(options, path, model, origin)
+    except SourceTextError:
+        raise
     except (SourceError, TryAgainError, ManifestError) as error:
         raise StoreError(str(error)) from None
     published = model.revision_path(revision)

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from aerie.cache.directories import StoreError
 from aerie.cache.room import room
 from aerie.cache.warm import GB, weight_files
 from aerie.engine_arguments import ConfigurationError, read_arguments
@@ -239,7 +240,7 @@ def _settings(config: str) -> dict[str, Any]:
 
 
 def loader(options: Options) -> int:
-    """Run the command and return its exit code."""
+    """Print the loader and return 0; raises StoreError, OSError."""
     try:
         settings = _settings(options.config)
         speculation = settings.get("speculative-config")
@@ -251,8 +252,7 @@ def loader(options: Options) -> int:
         elif options.loader != "auto":
             _check_same(choose(find_facts(settings, directories), options.loader), found)
     except (ConfigurationError, NotInstalledError, ContradictionError) as error:
-        print(f"aerie model loader: {error}", file=sys.stderr)
-        return 1
+        raise StoreError(str(error)) from None
     text = "".join(f"\n  {key}: {json.dumps(value)}" for key, value in found.keys.items())
     print(json.dumps(found.to_json(), indent=1) if options.json else f"{found.loader}: {found.reason}{text}")
     return 0

@@ -30,7 +30,10 @@ def run(store, capsys):
     def run_(*arguments):
         code = cli.main(["model", "adopt", "--models-dir", str(store.root), "--json", *map(str, arguments)])
         told = capsys.readouterr()
-        return code, json.loads(told.out) if code == 0 else told.err
+        result = json.loads(told.out)
+        if code:
+            assert result == {"state": "failed", "message": told.err.removeprefix("aerie model adopt: ").rstrip("\n")}
+        return code, told.err if code else result
 
     return run_
 
