@@ -132,9 +132,9 @@ def test_an_empty_text_is_no_choice(arguments, capsys):
 @pytest.mark.parametrize(
     ("arguments", "code"),
     [
-        (["fetch", "{}/none", "--models-dir", "{}"], 1),
+        (["fetch", "{}/m/none", "--models-dir", "{}"], 1),
         (["fetch", "nowhere", "--models-dir", "{}"], 2),
-        (["adopt", "{}/none", "--models-dir", "{}"], 1),
+        (["adopt", "{}/m/none", "--models-dir", "{}"], 1),
         (["adopt", "{}/m", "--source", "nowhere", "--models-dir", "{}"], 2),
         (["verify", "Kimi", "--models-dir", "{}"], 1),
         (["verify", "../Kimi", "--models-dir", "{}"], 2),

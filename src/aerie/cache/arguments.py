@@ -162,10 +162,11 @@ def _add_adopt(commands: Any) -> None:
         "adopt",
         help="take weights that are on this host already into the models directory",
         description="Hashes every file of DIR once and moves it to its place by renaming, or with --reflink by sharing "
-        "its blocks; no byte is copied. DIR may be a model's directory in the models directory, a snapshot of "
-        "huggingface_hub's cache, or any directory of the same file system. What has it open keeps it open.",
-        epilog="Exit codes: 0 published, also where it was already; 1 not, and DIR is as it was or the same command "
-        "goes on; 2 wrong usage; 130 interrupted, 143 by SIGTERM.",
+        "its blocks; no byte is copied. What was moved is gone from DIR, and so is DIR where nothing else is in it. "
+        "DIR may be a model's directory in the models directory, a snapshot of huggingface_hub's cache (whose names "
+        "stay), or any directory of the same file system. What has it open keeps it open.",
+        epilog="Exit codes: 0 published, also where its files are published already; 1 not, and DIR is as it was or "
+        "the same command goes on; 2 wrong usage; 130 interrupted, 143 by SIGTERM.",
     )
     adopt.add_argument("directory", type=some_path, metavar="DIR", help="with the files of one model")
     adopt.add_argument("--name", type=some_text, metavar="NAME", help="the model's here (default: DIR's own)")

@@ -11,9 +11,8 @@ from aerie.cache.headers import WEIGHTS, odd_headers
 from aerie.cache.inside import Entry, directory, walk
 from aerie.cache.manifest import MANIFEST, File, Manifest, spans
 from aerie.cache.meter import Meter
+from aerie.cache.whose import SERVICE
 
-SERVICE = 10001
-"""The image's user and group, which read the weights."""
 _KINDS = {
     stat.S_IFREG: "a file",
     stat.S_IFLNK: "a symlink",

@@ -1,5 +1,6 @@
 """`aerie model adopt`: weights that are on the host already, in place."""
 
+import contextlib
 import errno
 import hashlib
 import json
@@ -7,6 +8,7 @@ import mmap
 import os
 import re
 import shutil
+import tempfile
 import time
 from pathlib import Path
 
@@ -65,7 +67,7 @@ def test_a_directory_becomes_a_revision_by_its_content(home, store, run):
     path = store.root / "Drafter" / revision
     assert told == {
         "name": "Drafter", "revision": revision, "path": str(path), "files": len(CONTENT),
-        "size": sum(map(len, CONTENT.values())),
+        "size": sum(map(len, CONTENT.values())), "moved_from": str(home),
     }  # fmt: skip
     assert content_of(path) == CONTENT
     assert {name: inode for name, inode in inodes(path).items() if name != MANIFEST} == before
@@ -412,3 +414,64 @@ def test_weights_that_a_source_proves_are_adopted_with_a_warning(home, tmp_path,
     assert cli.main(["model", "adopt", str(home), *words]) == 0
     assert "model-00002-of-00002.safetensors" in capsys.readouterr().err
     assert store.model("Drafter").current() == FIRST
+
+
+def test_it_is_told_where_the_directory_went_and_a_second_time_what_became_of_it(home, store, capsys):
+    words = ["model", "adopt", str(home), "--models-dir", str(store.root)]
+    assert cli.main(words) == 0
+    revision = store.model("Drafter").current()
+    assert f"in {store.root}/Drafter/{revision}, moved from {home}\n" in capsys.readouterr().out
+    assert cli.main(words) == 1
+    told = capsys.readouterr().err
+    assert f"{home} is not there. If it was adopted before, its files are now Drafter@{revision}" in told
+    assert "`aerie model list`" in told
+
+
+def test_what_was_copied_is_told_to_be_there_still(home, store, capsys):
+    assert cli.main(["model", "adopt", str(home), "--copy", "--models-dir", str(store.root)]) == 0
+    assert f", also in {home}\n" in capsys.readouterr().out
+
+
+@pytest.fixture
+def open_place():
+    """A directory that every user can enter, with a models directory that every user may write to."""
+    with tempfile.TemporaryDirectory() as place:
+        Path(place).chmod(0o755)
+        (Path(place) / "models").mkdir()
+        (Path(place) / "models").chmod(0o777)
+        yield Path(place)
+
+
+@contextlib.contextmanager
+def user(number):
+    os.seteuid(number)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes another")
+def test_what_is_anothers_is_told_before_it_is_hashed_and_nothing_is_left(open_place, capsys):
+    write_files(open_place / "Drafter", CONTENT)
+    words = ["model", "adopt", str(open_place / "Drafter"), "--models-dir", str(open_place / "models")]
+    with user(65534):
+        assert cli.main(words) == 1
+    told = capsys.readouterr().err
+    assert "is not yours: it belongs to user 0, and this is user 65534. Run this as its owner or as root" in told
+    assert not list((open_place / "models").iterdir())
+    with user(65534):
+        assert cli.main([*words, "--copy"]) == 0
+    assert content_of(open_place / "models/Drafter/current") == CONTENT
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes another")
+def test_the_services_user_adopts_nothing(open_place, capsys):
+    write_files(open_place / "Drafter", CONTENT)
+    for each in (open_place / "Drafter").rglob("*"):
+        os.chown(each, 10001, 10001)
+    with user(10001):
+        words = ["--models-dir", str(open_place / "models"), "--copy"]
+        assert cli.main(["model", "adopt", str(open_place / "Drafter"), *words]) == 1
+    assert "this is user 10001, as whom the service runs" in capsys.readouterr().err
+    assert not list((open_place / "models").iterdir())
