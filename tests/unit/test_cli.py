@@ -63,6 +63,8 @@ def test_the_version_is_the_packages(capsys):
         ),
         (["serve", "--port", "8000"], "unrecognized arguments: --port 8000"),
         (["model", "tiny"], "--out"),
+        (["model", "rollback", "Kimi@abc"], "'Kimi@abc' has a revision, which is an argument of its own: Kimi abc"),
+        (["model", "fetch", "o/n", "--connections", "257"], "'257' is more than 256"),
     ],
 )
 def test_a_usage_error_exits_2_and_names_what_was_given(arguments, message, capsys):

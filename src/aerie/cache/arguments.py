@@ -129,7 +129,11 @@ def _add_fetch(commands: Any) -> None:
         "--transport", choices=("auto", "https", "xet"), default="auto", help="to the Hub (default: %(default)s)"
     )
     fetch.add_argument(
-        "--connections", type=_connections, default=8, metavar="N", help="at once to the source (default: %(default)s)"
+        "--connections",
+        type=_connections,
+        default=8,
+        metavar="N",
+        help=f"at once to the source, {_MOST_CONNECTIONS} at most (default: %(default)s)",
     )
     fetch.add_argument(
         "--include",
@@ -262,7 +266,7 @@ def _add_rollback(commands: Any) -> None:
         "be it. A second rollback goes back again. What runs keeps what it has open, and starts next with the other.",
         epilog="Exit codes: 0 switched, 1 not, 2 wrong usage.",
     )
-    rollback.add_argument("model", type=some_text, metavar="NAME", help="of the model")
+    rollback.add_argument("model", type=_model_alone, metavar="NAME", help="of the model")
     rollback.add_argument(
         "revision", type=some_text, nargs="?", metavar="REVISION", help="to which one (default: the one before)"
     )
@@ -359,6 +363,13 @@ def some_text(given: str) -> str:
 def some_path(given: str) -> Path:
     """Return a path that is not empty, as argparse's type: an empty one would be the directory one stands in."""
     return Path(some_text(given))
+
+
+def _model_alone(text: str) -> str:
+    name, at, revision = some_text(text).partition("@")
+    if at:
+        raise argparse.ArgumentTypeError(f"{text!r} has a revision, which is an argument of its own: {name} {revision}")
+    return name
 
 
 def count(text: str) -> int:

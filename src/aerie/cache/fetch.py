@@ -139,7 +139,8 @@ class _Fetch:
         """Do it all; raises what fetch() puts into words."""
         options = self._options
         if not options.models_dir.is_dir():
-            raise _FetchError(f"the models directory {options.models_dir} is not there: make it, or give --models-dir")
+            what = "is no directory" if options.models_dir.exists() else "is not there"
+            raise _FetchError(f"the models directory {options.models_dir} {what}: make it, or give --models-dir")
         # A commit's content never changes: where it is published, nobody needs to be asked.
         if self._is_offline():
             return self._offline()

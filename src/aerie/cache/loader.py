@@ -236,13 +236,21 @@ def _settings(config: str) -> dict[str, Any]:
     with tempfile.NamedTemporaryFile("w", suffix=".yaml", encoding="utf-8") as file:  # vLLM's files have a name
         file.write(sys.stdin.read())
         file.flush()
-        return read_arguments(["--config", file.name])
+        try:
+            return read_arguments(["--config", file.name])
+        except ConfigurationError as error:
+            raise ConfigurationError(str(error).replace(file.name, "standard input")) from None
 
 
 def loader(options: Options) -> int:
     """Print the loader and return 0; raises StoreError, OSError."""
     try:
         settings = _settings(options.config)
+        if not settings.get("model"):
+            raise StoreError(
+                f"{'standard input' if options.config == '-' else options.config} names no model: expected `model`, "
+                "with the directory of its weights"
+            )
         speculation = settings.get("speculative-config")
         models = [settings.get("model"), speculation.get("model") if isinstance(speculation, dict) else None]
         directories = [Path(model) for model in models if isinstance(model, str) and is_path(model)]
