@@ -190,7 +190,7 @@ def _check_endpoint(text: str, place: Place, endpoint: str) -> None:
         complete = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
     except ValueError:  # a port that is no number, half a bracket
         raise no_address from None
-    if "://" not in endpoint:
+    if "://" not in endpoint and not endpoint.startswith(("/", ".")):
         raise EndpointError(f"--endpoint {endpoint!r} lacks its scheme: http://{endpoint} or https://{endpoint}")
     if not complete:
         raise no_address

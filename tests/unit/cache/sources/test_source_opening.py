@@ -115,6 +115,7 @@ def test_a_directory_is_opened_offline_and_the_rest_is_not(tmp_path):
     [
         ("/x", "https://mirror.example", "for hf: and s3: alone"),
         ("s3://weights/x", "ftp://mirror.example", "no address such as"),
+        ("s3://weights/x", "/mnt/mirror", "no address such as"),
         ("s3://weights/x", "http://[::1", "no address such as"),
         ("s3://weights/x", "http://mirror.example:http", "no address such as"),
         ("hf:o/n", "127.0.0.1:18400", "lacks its scheme: http://127.0.0.1:18400 or"),
