@@ -63,6 +63,10 @@ def test_the_version_is_the_packages(capsys):
         ),
         (["serve", "--port", "8000"], "unrecognized arguments: --port 8000"),
         (["model", "tiny"], "--out"),
+        (
+            ["model", "verify", "--source", "nowhere"],
+            "'nowhere': it names no place; a source is one of\n  hf:OWNER/NAME ",
+        ),
         (["model", "rollback", "Kimi@abc"], "'Kimi@abc' has a revision, which is an argument of its own: Kimi abc"),
         (["model", "fetch", "o/n", "--connections", "257"], "'257' is more than 256"),
     ],

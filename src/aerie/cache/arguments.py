@@ -233,7 +233,7 @@ def _add_verify(commands: Any) -> None:
     )
     verify.add_argument(
         "--source",
-        type=some_text,
+        type=_source,
         metavar="SOURCE",
         help="to repair from, as `fetch` takes it, instead of where the model came from",
     )
@@ -363,6 +363,16 @@ def some_text(given: str) -> str:
 def some_path(given: str) -> Path:
     """Return a path that is not empty, as argparse's type: an empty one would be the directory one stands in."""
     return Path(some_text(given))
+
+
+def _source(text: str) -> str:
+    from aerie.cache.sources.opening import SourceTextError, parse
+
+    try:
+        parse(some_text(text))
+    except SourceTextError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return text
 
 
 def _model_alone(text: str) -> str:
