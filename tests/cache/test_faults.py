@@ -868,8 +868,8 @@ def test_https_is_taken_where_it_is_asked_for(hub, fetcher, files, in_xet):
     assert not any("/xet-read-token/" in path for _, path, _ in hub.requests)
 
 
-def test_xet_that_has_nothing_is_left_for_https(hub, fetcher, files, in_xet, tmp_path):
-    hub.xet_endpoint = f"local://{tmp_path}/nowhere/at/all"
+def test_xet_that_has_nothing_is_left_for_https(hub, fetcher, files, in_xet, size, tmp_path):
+    hub.xet_endpoint = f"local://{tmp_path}/empty"
     done = fetcher.run()
     assert done.code == 0, done.err
     assert done.err.count("Xet is of no use here") == 1
