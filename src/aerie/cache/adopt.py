@@ -343,15 +343,26 @@ def _check_links(originals: Sequence[Original], place: Path) -> None:
     The kernel gives a file that is another's a second name by root alone (fs.protected_hardlinks), and nobody else
     could take its owner's right to write to it away.
     """
-    user, device = os.geteuid(), place.stat().st_dev
+    user, linked = os.geteuid(), {place.stat().st_dev}
     for original in originals:
-        if original.status.st_dev != device:
-            raise StoreError(_why_no_link(original, place, OSError(errno.EXDEV, os.strerror(errno.EXDEV))))
+        if original.status.st_dev not in linked:
+            _try_link(original, place)  # an overlay has files of several numbers, and links them all
+            linked.add(original.status.st_dev)
         if user not in (0, original.status.st_uid):
             raise StoreError(
                 f"{original.real} is not yours: it belongs to user {original.status.st_uid}, and this is user {user}. "
                 "Run this as its owner or as root, or give --copy, which leaves it where it is"
             )
+
+
+def _try_link(original: Original, place: Path) -> None:
+    name = place / "link"
+    name.unlink(missing_ok=True)
+    try:
+        os.link(original.real, name, follow_symlinks=False)
+    except OSError as error:
+        raise StoreError(_why_no_link(original, place, error)) from None
+    name.unlink()
 
 
 def _why_no_link(original: Original, files: Path, error: OSError) -> str:

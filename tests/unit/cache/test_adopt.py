@@ -233,6 +233,7 @@ def test_from_another_file_system_it_says_to_copy(store, run, request):
     assert code == 1
     assert "another file system? --copy copies it" in told
     assert content_of(elsewhere) == CONTENT
+    assert not list(store.root.iterdir())
     code, told = run(elsewhere, "--name", "Drafter", "--copy")
     assert code == 0
     assert content_of(store.root / "Drafter" / told["revision"]) == CONTENT
