@@ -120,6 +120,13 @@ def check_published(fetcher: Fetcher, files: dict[str, bytes | Path]) -> None:
     assert fetcher.model.staging_keys() == []
 
 
+def safetensors(size: int) -> bytes:
+    """Return a file of so many bytes, 128 at least, with one tensor of random name and content."""
+    data = size - 8 - 120
+    header = json.dumps({os.urandom(8).hex(): {"dtype": "U8", "shape": [data], "data_offsets": [0, data]}}).encode()
+    return (120).to_bytes(8, "little") + header.ljust(120) + os.urandom(data)
+
+
 def nothing_published(fetcher: Fetcher) -> bool:
     return fetcher.model.current() is None and fetcher.model.revisions() == []
 

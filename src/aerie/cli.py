@@ -6,7 +6,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 from urllib.parse import urlsplit
 
 import aerie
@@ -20,6 +20,39 @@ _CACHE_DIR = Path("/var/cache/aerie")
 _INTERRUPTED = 130
 _USAGE = 2  # argparse's own
 _TAKE_ENGINE_ARGUMENTS = ("serve", "rehearse")
+_ALIKE = 0.75  # of 1; what is less like an option was not meant for it, such as vLLM's --port for --status-port
+
+
+class _Parser(argparse.ArgumentParser):
+    """Takes whole options alone, and says of others what the very command takes that they were given to."""
+
+    def __init__(self, *given: Any, **named: Any) -> None:
+        super().__init__(*given, **{"allow_abbrev": False, **named})
+
+    # A command's parser is asked by that of `aerie` for what it knows, which would then complain of the rest itself.
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        options, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            self._refuse(unknown)
+        return options, unknown
+
+    def _refuse(self, unknown: Sequence[str]) -> NoReturn:
+        own = [name for name in self._option_string_actions if name.startswith("--")]
+        meant = dict.fromkeys(filter(None, (_meant(word, own) for word in unknown)))
+        hint = "; what is vLLM's goes after `--`" if self.prog.split()[-1] in _TAKE_ENGINE_ARGUMENTS else ""
+        hint += f"; did you mean {' and '.join(meant)}?" if meant else ""
+        self.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
+
+
+def _meant(word: str, options: Sequence[str]) -> str | None:
+    """Return the option that a word may have been meant for."""
+    from difflib import get_close_matches
+
+    if not word.startswith("--"):
+        return None
+    name = word.partition("=")[0]
+    longer = [option for option in options if option.startswith(name)]
+    return longer[0] if len(longer) == 1 else next(iter(get_close_matches(name, options, 1, _ALIKE)), None)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -28,10 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     # What follows `--` is vLLM's and must not meet this parser, which would take its --help for our own.
     own, engine = (given[: given.index("--")], given[given.index("--") + 1 :]) if "--" in given else (given, [])
     parser = _parser(with_model="model" in own)
-    options, unknown = parser.parse_known_args(own)
-    if unknown:
-        hint = "; what is vLLM's goes after `--`" if options.command in _TAKE_ENGINE_ARGUMENTS else ""
-        parser.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
+    options = parser.parse_args(own)
     if engine and options.command not in _TAKE_ENGINE_ARGUMENTS:
         parser.error(
             f"only {' and '.join(f'`aerie {name}`' for name in _TAKE_ENGINE_ARGUMENTS)} take arguments after `--`"
@@ -44,7 +74,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser(*, with_model: bool = True) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="aerie", description=aerie.__doc__)
+    parser = _Parser(prog="aerie", description=aerie.__doc__)
     parser.add_argument("--version", action="version", version=f"aerie {aerie.__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
@@ -228,7 +258,7 @@ def _add_model(commands: Any, *, is_asked: bool) -> None:
         epilog="Exit codes: 0 written or there already, 1 not written.",
     )
     tiny.add_argument(
-        "--out", type=Path, required=True, metavar="DIR", help="where to; there must be nothing else in it"
+        "--out", type=_path, required=True, metavar="DIR", help="where to; there must be nothing else in it"
     )
     tiny.add_argument("--seed", type=int, default=0, help=_default("of the weights"))
     tiny.set_defaults(run=_model_tiny)
@@ -366,6 +396,12 @@ def _count(text: str) -> int:
     if not text.isdecimal() or int(text) == 0:
         raise argparse.ArgumentTypeError(f"{text!r} is no number above 0")
     return int(text)
+
+
+def _path(text: str) -> Path:
+    from aerie.cache.arguments import some_path
+
+    return some_path(text)
 
 
 def _port(text: str) -> int:

@@ -1,9 +1,7 @@
 """A hub with one small repository, and a fetcher for it."""
 
-import os
-
 import pytest
-from fetching import REPOSITORY, Fetcher
+from fetching import REPOSITORY, Fetcher, safetensors
 from hub_server import Hub
 
 
@@ -32,8 +30,8 @@ def files(hub):
         "config.json": b'{"model_type": "kimi_k25"}',
         "modeling/kimi.py": b"print('hello')\n",
         "empty": b"",
-        "model-00001-of-00002.safetensors": os.urandom(3_000_001),
-        "model-00002-of-00002.safetensors": os.urandom(2_500_000),
+        "model-00001-of-00002.safetensors": safetensors(3_000_001),
+        "model-00002-of-00002.safetensors": safetensors(2_500_000),
     }
     hub.repository(REPOSITORY).commit(content)
     return content

@@ -825,6 +825,8 @@ def test_a_models_directory_that_is_not_there(hub, files, tmp_path):
     done = Fetcher(hub, tmp_path / "none").run()
     assert done.code == 1
     assert "is not there: make it, or give --models-dir" in done.err
+    (tmp_path / "none").write_text("")
+    assert "none is no directory: make it" in Fetcher(hub, tmp_path / "none").run().err
 
 
 # --- Xet --------------------------------------------------------------------------------------------------------------

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import fcntl
+import hashlib
+import json
+import os
 import shutil
+import signal
 import subprocess
-from typing import TYPE_CHECKING
+import sys
+import time
+from pathlib import Path
 
 import pytest
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
-SCRIPT = __file__.rpartition("/tests/")[0] + "/run"
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPT = ROOT / "run"
 
 
 @pytest.fixture
@@ -22,6 +26,19 @@ def clone(tmp_path: Path) -> Path:
     directory.mkdir()
     shutil.copy(SCRIPT, directory)
     return directory
+
+
+@pytest.fixture
+def set_up(clone: Path) -> Path:
+    """A clone with Aerie's sources and a .venv for `model`, which needs no package for directories."""
+    (clone / "src").symlink_to(ROOT / "src")
+    (clone / "requirements").mkdir()
+    lock = clone / "requirements/models.lock"
+    lock.write_text("# nothing\n")
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", clone / ".venv"], check=True)
+    digest = hashlib.sha256(lock.read_bytes()).hexdigest()
+    (clone / ".venv/models.stamp").write_text(f"{digest}  - {clone}\n")
+    return clone
 
 
 def run(clone: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -110,3 +127,30 @@ def test_a_model_is_looked_for_where_one_stands(tmp_path: Path) -> None:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "models/weights/current/config.json").read_text() == "{}"
+
+
+def test_a_signal_reaches_the_tool_and_the_exit_code_is_its_own(set_up: Path, tmp_path: Path) -> None:
+    (tmp_path / "weights").mkdir()
+    (tmp_path / "weights/large.bin").write_bytes(os.urandom(4_000_000))
+    (tmp_path / "models").mkdir()
+    words = ["model", "fetch", "./weights", "--models-dir", "models", "--limit-rate", "100KB"]
+    child = subprocess.Popen([set_up / "run", *words], cwd=tmp_path, text=True, stderr=subprocess.PIPE)
+    deadline = time.monotonic() + 20
+    while not list(tmp_path.glob("models/weights/.aerie/*/*/files")) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    child.send_signal(signal.SIGTERM)
+    _, told = child.communicate(timeout=20)
+    assert child.returncode == 143
+    assert "aerie model fetch: ended by SIGTERM" in told
+
+
+def test_a_venv_whose_python_has_gone_is_made_anew_and_what_sets_it_up_is_not_of_the_output(set_up: Path) -> None:
+    for name in ("python", "python3"):
+        (set_up / ".venv/bin" / name).unlink()
+        (set_up / ".venv/bin" / name).symlink_to("/usr/lib/python-of-before/bin/python3")
+    models = set_up / "models"
+    models.mkdir()
+    done = run(set_up, "model", "list", "--json", "--models-dir", str(models))
+    assert done.returncode == 0, done.stderr
+    json.loads(done.stdout)
+    assert "== Install requirements/models.lock" in done.stderr

@@ -5,6 +5,7 @@ staging is published by one rename; only then the old names go. A kill leaves th
 same command goes on. A file keeps its inode all the time: what has it open or mapped does not notice.
 """
 
+import errno
 import hashlib
 import json
 import os
@@ -12,6 +13,7 @@ import re
 import shutil
 import signal
 import stat
+import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -23,16 +25,19 @@ from typing import NoReturn
 import aerie
 from aerie.cache.directories import StoreError, make_directory, sync
 from aerie.cache.hashing import digest
+from aerie.cache.headers import odd_headers, told
 from aerie.cache.inside import directory, walk
 from aerie.cache.layout import CURRENT, PREVIOUS, Model, Store, load_manifest
 from aerie.cache.manifest import ADOPTED, MANIFEST, Manifest, ManifestError, content_revision
 from aerie.cache.meter import Meter
-from aerie.cache.names import check_files, check_revision, model_of
+from aerie.cache.names import NameRefusedError, check_files, check_revision, model_of
 from aerie.cache.originals import Expected, Memory, Original, find_originals, hash_all, is_changed
 from aerie.cache.progress import amount
 from aerie.cache.sharing import clone, copy_range
-from aerie.cache.sources.opening import open_source
+from aerie.cache.sources.opening import SourceTextError, open_source
 from aerie.cache.sources.source import SourceError, TryAgainError
+from aerie.cache.whose import refuse_the_service
+from aerie.cache.words import printable
 
 _TERMINATED = 128 + signal.SIGTERM
 _NOT_THE_MODELS = {".git", ".cache", "lost+found", ".aerie"}
@@ -56,6 +61,7 @@ class Options:
     reflink: bool
     copy: bool
     switch: bool
+    as_it_is: bool
     json: bool
 
 
@@ -73,26 +79,32 @@ class _Origin:
 
 
 def adopt(options: Options) -> int:
-    """Adopt, print where it is now, and return 0; raises StoreError, NameRefusedError, OSError."""
+    """Adopt, print where it is now, and return 0; raises StoreError, NameRefusedError, SourceTextError, OSError."""
+    refuse_the_service("aerie model adopt")
     signal.signal(signal.SIGTERM, _terminated)
     path = Path(os.path.abspath(options.directory))  # noqa: PTH100 - `..` is to go, a symlink is not
     if options.revision is not None:
         check_revision(options.revision)
     store = Store(options.models_dir.absolute())
     try:
+        _check_there(path, store, options.name)
         origin = _origin(path)
         model = store.model(options.name or origin.name)
         _check_place(path, store, model)
         with model.lock("aerie model adopt"):
             revision, manifest = _adopt(options, path, model, origin)
+    except SourceTextError:
+        raise
     except (SourceError, TryAgainError, ManifestError) as error:
         raise StoreError(str(error)) from None
     published = model.revision_path(revision)
+    moved = _moves(options, origin)
     if options.json:
-        size = {"files": len(manifest.files), "size": manifest.size}
+        size = {"files": len(manifest.files), "size": manifest.size, "moved_from": str(path) if moved else None}
         print(json.dumps({"name": model.name, "revision": revision, "path": str(published), **size}))
     else:
-        print(f"{model.name}@{revision}: {len(manifest.files)} files, {amount(manifest.size)}, in {published}")
+        where = f"in {published}, {'moved from' if moved else 'also in'} {path}"
+        print(f"{model.name}@{revision}: {len(manifest.files)} files, {amount(manifest.size)}, {where}")
         if model.current() == revision:
             print(f"the service reads it at {model.path / CURRENT}")
     return 0
@@ -102,10 +114,31 @@ def _terminated(_number: int, _frame: FrameType | None) -> NoReturn:
     raise SystemExit(_TERMINATED)
 
 
+def _moves(options: Options, origin: _Origin) -> bool:
+    """Return whether the old names go."""
+    return not (origin.keep or options.reflink or options.copy)
+
+
+def _check_there(path: Path, store: Store, name: str | None) -> None:
+    """Raise StoreError where the directory is not there: it may be because it was adopted before."""
+    if path.exists() or path.is_symlink():
+        return
+    try:
+        model = store.model(name or model_of(path))
+        taken = model.current() or next(iter(model.revisions()), None)
+    except (StoreError, NameRefusedError):
+        taken = None
+    if taken is None:
+        raise StoreError(f"{path} is not there")
+    raise StoreError(
+        f"{path} is not there. If it was adopted before, its files are now {model.name}@{taken}, in "
+        f"{model.revision_path(taken)}: `aerie model list` shows what is published, and `aerie model verify "
+        f"{model.name}` proves it"
+    )
+
+
 def _origin(path: Path) -> _Origin:
     """Return what is known of the directory from where it lies and from a manifest in it."""
-    if not path.exists():
-        raise StoreError(f"{path} is not there")
     if path.is_symlink() or not path.is_dir():
         what = f"a symlink to {path.resolve()}: name that" if path.is_symlink() else "no directory"
         raise StoreError(f"{path} is {what}")
@@ -133,7 +166,7 @@ def _check_place(path: Path, store: Store, model: Model) -> None:
 
 def _adopt(options: Options, path: Path, model: Model, origin: _Origin) -> tuple[str, Manifest]:
     if not path.is_dir():  # another adoption has had the lock before
-        raise StoreError(f"{path} is not there any more")
+        raise StoreError(f"{path} is not there any more: has another command adopted it? See `aerie model list`")
     skipped = _NOT_THE_MODELS | ({CURRENT, PREVIOUS, *model.revisions()} if path == model.path else set())
     originals = list(find_originals(path, skipped, path.parent.parent / "blobs" if origin.keep else None))
     if (done := _published_before(options, path, model, originals)) is not None:
@@ -142,8 +175,10 @@ def _adopt(options: Options, path: Path, model: Model, origin: _Origin) -> tuple
         if not originals:
             raise StoreError(f"{path} has no files")
         check_files(each.path for each in originals)
+        if not (options.reflink or options.copy):
+            _check_links(originals, model.own)
         memory = Memory(model.own / "hashed")
-        manifest = _manifest(options, model, origin, originals, memory)
+        manifest = _manifest(options, path, model, origin, originals, memory)
         revision = manifest.revision
         if model.is_published(revision):
             _check_same(load_manifest(model.revision_path(revision)), manifest, path)
@@ -153,15 +188,22 @@ def _adopt(options: Options, path: Path, model: Model, origin: _Origin) -> tuple
                 _fill(options, staging / "files", originals, manifest)
             except Exception:
                 shutil.rmtree(staging, ignore_errors=True)  # second names and copies, begun anew by the next
+                _remove_empty(staging.parent)
                 raise
             model.publish(staging / "files", manifest, switch=False)
             shutil.rmtree(staging)
+            _remove_empty(staging.parent)
         memory.forget()
     if options.switch:
         model.switch(revision)
-    if not (origin.keep or options.reflink or options.copy):
+    if _moves(options, origin):
         _remove(path, model, revision, originals)
     return revision, load_manifest(model.revision_path(revision))
+
+
+def _remove_empty(folder: Path) -> None:
+    with suppress(OSError):  # another staging is in it
+        folder.rmdir()
 
 
 def _key(revision: str) -> str:
@@ -196,7 +238,7 @@ def _is_same(original: Original, published: Path) -> bool:
 
 
 def _manifest(
-    options: Options, model: Model, origin: _Origin, originals: Sequence[Original], memory: Memory
+    options: Options, path: Path, model: Model, origin: _Origin, originals: Sequence[Original], memory: Memory
 ) -> Manifest:
     expected = dict(origin.expected)
     source, revision = origin.source, options.revision or origin.revision
@@ -209,6 +251,8 @@ def _manifest(
     if expected and (more := sorted({each.path for each in originals} - set(expected))):
         by = next(iter(expected.values())).by
         raise StoreError(f"{_many(more)} not what {by} lists: move it away first. Nothing was adopted")
+    proven = bool(expected) and all(each.sha256 or each.git_sha1 for each in expected.values())
+    _check_headers(options, path, originals, proven=proven, partly="include" in kept or "exclude" in kept)
     files = hash_all(originals, expected, model.name, memory)
     return Manifest(
         name=model.name,
@@ -219,6 +263,20 @@ def _manifest(
         fetched=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         options=kept,
     )
+
+
+def _check_headers(options: Options, path: Path, originals: Sequence[Original], *, proven: bool, partly: bool) -> None:
+    """Raise StoreError where weights are cut off or missing, and nothing proves that they are to be so; or warn."""
+    odd = odd_headers(path, [each.path for each in originals], partly=partly)
+    if not odd:
+        return
+    if not proven and not options.as_it_is:
+        raise StoreError(
+            f"{told(odd)}. Nothing was adopted, and {path} is as it was: mend it first, or name with --source what "
+            "it is a copy of; --as-it-is adopts it all the same"
+        )
+    why = "its digests say that it is to be so" if proven else "--as-it-is"
+    print(printable(f"aerie model adopt: {told(odd)}; adopted all the same: {why}"), file=sys.stderr)
 
 
 def _many(names: Sequence[str]) -> str:
@@ -279,9 +337,38 @@ def _fill(options: Options, files: Path, originals: Sequence[Original], manifest
         _prove_copies(files, manifest)
 
 
+def _check_links(originals: Sequence[Original], place: Path) -> None:
+    """Raise StoreError, before anything is hashed, where second names will not be had.
+
+    The kernel gives a file that is another's a second name by root alone (fs.protected_hardlinks), and nobody else
+    could take its owner's right to write to it away.
+    """
+    user, linked = os.geteuid(), {place.stat().st_dev}
+    for original in originals:
+        if original.status.st_dev not in linked:
+            _try_link(original, place)  # an overlay has files of several numbers, and links them all
+            linked.add(original.status.st_dev)
+        if user not in (0, original.status.st_uid):
+            raise StoreError(
+                f"{original.real} is not yours: it belongs to user {original.status.st_uid}, and this is user {user}. "
+                "Run this as its owner or as root, or give --copy, which leaves it where it is"
+            )
+
+
+def _try_link(original: Original, place: Path) -> None:
+    name = place / "link"
+    name.unlink(missing_ok=True)
+    try:
+        os.link(original.real, name, follow_symlinks=False)
+    except OSError as error:
+        raise StoreError(_why_no_link(original, place, error)) from None
+    name.unlink()
+
+
 def _why_no_link(original: Original, files: Path, error: OSError) -> str:
+    why = "another file system?" if error.errno == errno.EXDEV else "see who may write there, and lsattr."
     return (
-        f"{original.real} cannot be given a second name in {files} ({error.strerror}): another file system? "
+        f"{original.real} cannot be given a second name in {files} ({error.strerror}): {why} "
         "--copy copies it, and leaves it where it is"
     )
 

@@ -5,6 +5,7 @@ fields are named as the arguments here.
 """
 
 import argparse
+import json
 import re
 import sys
 from collections.abc import Callable
@@ -15,7 +16,7 @@ from typing import Any
 _MODELS = Path("/data/models")
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "KI": 2**10, "MI": 2**20, "GI": 2**30}
 _RATE = re.compile(r"(\d+(?:\.\d+)?) ?([KMG]I?|)B?(?:/S)?", re.IGNORECASE)
-_USAGE = 2
+_FAILED, _USAGE = 1, 2
 _MOST_CONNECTIONS = 256
 _SOURCE = (
     "SOURCE is hf:OWNER/NAME or OWNER/NAME on the Hub, s3://BUCKET/PREFIX, the path of a directory, "
@@ -33,19 +34,26 @@ def _run(name: str) -> Callable[[argparse.Namespace], int]:
     def run(given: argparse.Namespace) -> int:
         from aerie.cache.directories import StoreError
         from aerie.cache.names import NameRefusedError
+        from aerie.cache.sources.opening import SourceTextError
         from aerie.cache.words import printable
 
         module = import_module(f"aerie.cache.{name}")
         options = module.Options(**{field: getattr(given, field) for field in module.Options.__dataclass_fields__})
         try:
             return int(getattr(module, name)(options))
-        except (StoreError, NameRefusedError) as error:
-            print(printable(f"aerie model {given.kind}: {error}"), file=sys.stderr)
-            return _USAGE if isinstance(error, NameRefusedError) else 1
+        except SourceTextError as error:
+            message, code = str(error), _USAGE  # of several lines, and without what a terminal would obey
+        except NameRefusedError as error:
+            message, code = printable(str(error)), _USAGE
+        except StoreError as error:
+            message, code = printable(str(error)), _FAILED
         except OSError as error:
             where = f"{error.filename}: " if error.filename else ""
-            print(printable(f"aerie model {given.kind}: {where}{error.strerror or error}"), file=sys.stderr)
-            return 1
+            message, code = printable(f"{where}{error.strerror or error}"), _FAILED
+        print(f"aerie model {given.kind}: {message}", file=sys.stderr)
+        if given.json:
+            print(json.dumps({"state": "failed", "message": message}))
+        return code
 
     return run
 
@@ -58,7 +66,11 @@ def _add(commands: Any, module: str, name: str, **described: str) -> Any:
 
 def _add_models_dir(parser: Any) -> None:
     parser.add_argument(
-        "--models-dir", type=Path, default=_MODELS, metavar="DIR", help="where models are kept (default: %(default)s)"
+        "--models-dir",
+        type=some_path,
+        default=_MODELS,
+        metavar="DIR",
+        help="where models are kept (default: %(default)s)",
     )
 
 
@@ -66,13 +78,25 @@ def _add_json(parser: Any) -> None:
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
 
 
+def _add_as_it_is(parser: Any) -> None:
+    parser.add_argument(
+        "--as-it-is",
+        action="store_true",
+        help="publish it also where the headers of its weights show that a file is cut off or missing, and nothing "
+        "proves that it is to be so",
+    )
+
+
 def _add_reach(parser: Any) -> None:
     parser.add_argument(
-        "--endpoint", metavar="URL", help="of a mirror of the Hub or of an S3-compatible store, instead of their own"
+        "--endpoint",
+        type=some_text,
+        metavar="URL",
+        help="of a mirror of the Hub or of an S3-compatible store, instead of their own",
     )
     parser.add_argument(
         "--token-file",
-        type=Path,
+        type=some_path,
         metavar="FILE",
         help="with the Hub's token (default: HF_TOKEN, then where `hf auth login` keeps it)",
     )
@@ -92,26 +116,45 @@ def _add_fetch(commands: Any) -> None:
         epilog="Exit codes: 0 whole and published, also where it was there already; 1 not, and what was fetched is "
         "kept for the next run; 2 wrong usage; 130 interrupted, 143 by SIGTERM.",
     )
-    fetch.add_argument("source", metavar="SOURCE", help="where from")
-    fetch.add_argument("--name", metavar="NAME", help="the model's here (default: the last part of SOURCE)")
-    fetch.add_argument("--revision", metavar="REVISION", help="a commit, branch or tag on the Hub (default: main)")
+    fetch.add_argument("source", type=some_text, metavar="SOURCE", help="where from")
+    fetch.add_argument(
+        "--name", type=some_text, metavar="NAME", help="the model's here (default: the last part of SOURCE)"
+    )
+    fetch.add_argument(
+        "--revision", type=some_text, metavar="REVISION", help="a commit, branch or tag on the Hub (default: main)"
+    )
     _add_models_dir(fetch)
     _add_reach(fetch)
     fetch.add_argument(
         "--transport", choices=("auto", "https", "xet"), default="auto", help="to the Hub (default: %(default)s)"
     )
     fetch.add_argument(
-        "--connections", type=_connections, default=8, metavar="N", help="at once to the source (default: %(default)s)"
+        "--connections",
+        type=_connections,
+        default=8,
+        metavar="N",
+        help=f"at once to the source, {_MOST_CONNECTIONS} at most (default: %(default)s)",
     )
     fetch.add_argument(
-        "--include", action="append", default=[], metavar="GLOB", help="only these files; may be given more than once"
+        "--include",
+        type=some_text,
+        action="append",
+        default=[],
+        metavar="GLOB",
+        help="only these files; may be given more than once",
     )
     fetch.add_argument(
-        "--exclude", action="append", default=[], metavar="GLOB", help="not these files; may be given more than once"
+        "--exclude",
+        type=some_text,
+        action="append",
+        default=[],
+        metavar="GLOB",
+        help="not these files; may be given more than once",
     )
     fetch.add_argument("--offline", action="store_true", help="open no connection: is it published here already?")
     fetch.add_argument("--wait", action="store_true", help="wait where another process works on this model")
     fetch.add_argument("--no-switch", action="store_false", dest="switch", help="publish, but leave `current` alone")
+    _add_as_it_is(fetch)
     fetch.add_argument("--dry-run", action="store_true", help="say what would be fetched, and fetch nothing")
     _add_json(fetch)
 
@@ -123,28 +166,39 @@ def _add_adopt(commands: Any) -> None:
         "adopt",
         help="take weights that are on this host already into the models directory",
         description="Hashes every file of DIR once and moves it to its place by renaming, or with --reflink by sharing "
-        "its blocks; no byte is copied. DIR may be a model's directory in the models directory, a snapshot of "
-        "huggingface_hub's cache, or any directory of the same file system. What has it open keeps it open.",
-        epilog="Exit codes: 0 published, also where it was already; 1 not, and DIR is as it was or the same command "
-        "goes on; 2 wrong usage; 130 interrupted, 143 by SIGTERM.",
+        "its blocks; no byte is copied. What was moved is gone from DIR, and so is DIR where nothing else is in it. "
+        "DIR may be a model's directory in the models directory, a snapshot of huggingface_hub's cache (whose names "
+        "stay), or any directory of the same file system. What has it open keeps it open.",
+        epilog="Exit codes: 0 published, also where its files are published already; 1 not, and DIR is as it was or "
+        "the same command goes on; 2 wrong usage; 130 interrupted, 143 by SIGTERM.",
     )
-    adopt.add_argument("directory", type=Path, metavar="DIR", help="with the files of one model")
-    adopt.add_argument("--name", metavar="NAME", help="the model's here (default: DIR's own)")
+    adopt.add_argument("directory", type=some_path, metavar="DIR", help="with the files of one model")
+    adopt.add_argument("--name", type=some_text, metavar="NAME", help="the model's here (default: DIR's own)")
     adopt.add_argument(
-        "--revision", metavar="REVISION", help="the commit that it is, 40 hexadecimal digits (default: by its content)"
+        "--revision",
+        type=some_text,
+        metavar="REVISION",
+        help="the commit that it is, 40 hexadecimal digits (default: by its content)",
     )
     adopt.add_argument(
-        "--source", metavar="SOURCE", help="where the same files are: compared with it, and --repair goes there"
+        "--source",
+        type=some_text,
+        metavar="SOURCE",
+        help="where the same files are: compared with it, and --repair goes there",
     )
     _add_models_dir(adopt)
     adopt.add_argument(
-        "--endpoint", metavar="URL", help="of a mirror of the Hub or of an S3-compatible store, for --source"
+        "--endpoint",
+        type=some_text,
+        metavar="URL",
+        help="of a mirror of the Hub or of an S3-compatible store, for --source",
     )
-    adopt.add_argument("--token-file", type=Path, metavar="FILE", help="with the Hub's token, for --source")
+    adopt.add_argument("--token-file", type=some_path, metavar="FILE", help="with the Hub's token, for --source")
     how = adopt.add_mutually_exclusive_group()
     how.add_argument("--reflink", action="store_true", help="leave DIR as it is, and share its blocks (XFS, Btrfs)")
     how.add_argument("--copy", action="store_true", help="leave DIR as it is, and copy: from another file system")
     adopt.add_argument("--no-switch", action="store_false", dest="switch", help="publish, but leave `current` alone")
+    _add_as_it_is(adopt)
     _add_json(adopt)
 
 
@@ -160,7 +214,11 @@ def _add_verify(commands: Any) -> None:
         "143 by SIGTERM.",
     )
     verify.add_argument(
-        "models", nargs="*", metavar="NAME[@REVISION]", help="which (default: the current revision of every model)"
+        "models",
+        type=some_text,
+        nargs="*",
+        metavar="NAME[@REVISION]",
+        help="which (default: the current revision of every model)",
     )
     verify.add_argument("--all", action="store_true", help="every revision of these models")
     _add_models_dir(verify)
@@ -174,7 +232,10 @@ def _add_verify(commands: Any) -> None:
         "--repair", action="store_true", help="fetch what is wrong, and no more, from where the model came from"
     )
     verify.add_argument(
-        "--source", metavar="SOURCE", help="to repair from, as `fetch` takes it, instead of where the model came from"
+        "--source",
+        type=_source,
+        metavar="SOURCE",
+        help="to repair from, as `fetch` takes it, instead of where the model came from",
     )
     _add_reach(verify)
     verify.add_argument("--threads", type=count, metavar="N", help="that read and hash (default: twice the cores)")
@@ -206,8 +267,10 @@ def _add_rollback(commands: Any) -> None:
         "be it. A second rollback goes back again. What runs keeps what it has open, and starts next with the other.",
         epilog="Exit codes: 0 switched, 1 not, 2 wrong usage.",
     )
-    rollback.add_argument("model", metavar="NAME", help="of the model")
-    rollback.add_argument("revision", nargs="?", metavar="REVISION", help="to which one (default: the one before)")
+    rollback.add_argument("model", type=_model_alone, metavar="NAME", help="of the model")
+    rollback.add_argument(
+        "revision", type=some_text, nargs="?", metavar="REVISION", help="to which one (default: the one before)"
+    )
     _add_models_dir(rollback)
     _add_json(rollback)
 
@@ -222,7 +285,7 @@ def _add_prune(commands: Any) -> None:
         "as --keep says, what somebody uses, what can be fetched from nowhere, nor what has no manifest of Aerie's.",
         epilog="Exit codes: 0 done, also where there was nothing to free; 1 not all of it; 2 wrong usage.",
     )
-    prune.add_argument("models", nargs="*", metavar="NAME", help="of which models (default: of all)")
+    prune.add_argument("models", type=some_text, nargs="*", metavar="NAME", help="of which models (default: of all)")
     _add_models_dir(prune)
     prune.add_argument(
         "--keep",
@@ -251,11 +314,17 @@ def _add_warm(commands: Any) -> None:
         "warm",
         "warm",
         help="read weights into the page cache",
-        description="Reads the files of the directories into the host's page cache, in parallel, as far as memory "
-        "allows.",
+        description="Reads the safetensors files of the directories into the host's page cache, in parallel, as far "
+        "as memory allows.",
         epilog="Exit codes: 0 done, 1 not, 2 wrong usage, 130 interrupted, 143 by SIGTERM.",
     )
-    warm.add_argument("directories", nargs="+", type=Path, metavar="DIR", help="with weights, in order of importance")
+    warm.add_argument(
+        "directories",
+        nargs="+",
+        type=some_path,
+        metavar="DIR",
+        help="with weights, or a model's in the models directory, of which `current` is read; the most important first",
+    )
     _add_json(warm)
 
 
@@ -271,6 +340,7 @@ def _add_loader(commands: Any) -> None:
     )
     loader.add_argument(
         "--config",
+        type=some_text,
         default="/etc/aerie/serve.yaml",
         metavar="FILE",
         help="the engine's configuration, - for standard input (default: %(default)s)",
@@ -282,6 +352,35 @@ def _add_loader(commands: Any) -> None:
         help="the one to use (default: %(default)s)",
     )
     _add_json(loader)
+
+
+def some_text(given: str) -> str:
+    """Return a text that is not empty, as argparse's type: a script's variable that is not set is no choice."""
+    if not given.strip():
+        raise argparse.ArgumentTypeError("an empty text was given: is a variable not set?")
+    return given
+
+
+def some_path(given: str) -> Path:
+    """Return a path that is not empty, as argparse's type: an empty one would be the directory one stands in."""
+    return Path(some_text(given))
+
+
+def _source(text: str) -> str:
+    from aerie.cache.sources.opening import SourceTextError, parse
+
+    try:
+        parse(some_text(text))
+    except SourceTextError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return text
+
+
+def _model_alone(text: str) -> str:
+    name, at, revision = some_text(text).partition("@")
+    if at:
+        raise argparse.ArgumentTypeError(f"{text!r} has a revision, which is an argument of its own: {name} {revision}")
+    return name
 
 
 def count(text: str) -> int:

@@ -12,13 +12,14 @@ import stat
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 import aerie
 from aerie.cache.directories import StoreError
 from aerie.cache.download import Download
+from aerie.cache.headers import odd_headers, told
 from aerie.cache.layout import BusyError, Store, load_manifest
 from aerie.cache.ledger import Ledger, boot_id
 from aerie.cache.manifest import File, Manifest, ManifestError, content_revision
@@ -63,6 +64,7 @@ class Options:
     offline: bool
     wait: bool
     switch: bool
+    as_it_is: bool
     dry_run: bool
     json: bool
 
@@ -137,7 +139,8 @@ class _Fetch:
         """Do it all; raises what fetch() puts into words."""
         options = self._options
         if not options.models_dir.is_dir():
-            raise _FetchError(f"the models directory {options.models_dir} is not there: make it, or give --models-dir")
+            what = "is no directory" if options.models_dir.exists() else "is not there"
+            raise _FetchError(f"the models directory {options.models_dir} {what}: make it, or give --models-dir")
         # A commit's content never changes: where it is published, nobody needs to be asked.
         if self._is_offline():
             return self._offline()
@@ -373,13 +376,34 @@ class _Fetch:
             display.close()
             self._aloud.display = None
         named = revision or content_revision(files)
+        odd: tuple[str, ...] = ()
         if not self._model.is_published(named):
+            odd = self._odd(source, staging / "files", offers, partly=bool(chosen or self._patterns()))
             self._publish(source, staging, named, files, chosen)
         if revision is None:
             Seen(self._model.own, source.description).remember(offers, named)
         self._switch(named)
         shutil.rmtree(staging, ignore_errors=True)
-        return self._result(named, files, "published", counts.arrived_bytes)
+        return replace(self._result(named, files, "published", counts.arrived_bytes), odd=odd)
+
+    def _odd(self, source: Source, files: Path, offers: Sequence[Offer], *, partly: bool) -> tuple[str, ...]:
+        """Return what the weights say against themselves, and tell it.
+
+        Raises _FetchError where the source has no digests by which it is to be so, unless it was asked for.
+        """
+        odd = odd_headers(files, [offer.path for offer in offers], partly=partly)
+        if not odd:
+            return ()
+        what = told(odd)
+        proven = all(offer.sha256 or offer.git_sha1 for offer in offers)
+        if not proven and not self._options.as_it_is:
+            raise _FetchError(
+                f"of {source.description} nothing was published: {what}. Mend it there; --as-it-is publishes it all "
+                "the same"
+            )
+        why = "by the source's own digests it is to be so" if proven else "--as-it-is"
+        _log.warning("%s; published all the same: %s", what, why)
+        return tuple(odd)
 
     def _publish(
         self, source: Source, staging: Path, revision: str, files: tuple[File, ...], chosen: Mapping[str, str]

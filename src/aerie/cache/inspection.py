@@ -7,14 +7,12 @@ from pathlib import Path
 
 from aerie.cache.findings import Finding, Kind, Report, ranges
 from aerie.cache.hashing import Found, Task, compare
+from aerie.cache.headers import WEIGHTS, odd_headers
 from aerie.cache.inside import Entry, directory, walk
 from aerie.cache.manifest import MANIFEST, File, Manifest, spans
 from aerie.cache.meter import Meter
-from aerie.checkpoint.files import read_weights
+from aerie.cache.whose import SERVICE
 
-SERVICE = 10001
-"""The image's user and group, which read the weights."""
-_WEIGHTS = ".safetensors"
 _KINDS = {
     stat.S_IFREG: "a file",
     stat.S_IFLNK: "a symlink",
@@ -28,7 +26,7 @@ def inspect(path: Path, manifest: Manifest, *, quick: bool, threads: int) -> Rep
     """Return what is wrong with the revision at `path`; raises OSError where the directory itself cannot be read.
 
     A full look compares every byte. A quick one compares one segment of each file, another one each time, so that
-    small files are compared whole, and reads the headers of safetensors files. Both look for what is missing, extra,
+    small files are compared whole. Both read the headers of safetensors files, and look for what is missing, extra,
     of another size, no file, or not the service's to read. Nothing is followed out of the directory.
     """
     # Named by its place: a manifest that was copied or renamed by hand names another one.
@@ -41,8 +39,11 @@ def inspect(path: Path, manifest: Manifest, *, quick: bool, threads: int) -> Rep
         there = [file for file in manifest.files if file.path in entries and _is_file(entries[file.path])]
         tasks = _sample(there) if quick else [Task(file, range(len(file.segments))) for file in there]
         _compare(root, tasks, threads, entries, report)
-        if quick and (odd := _odd_headers(path, entries)):
-            _explain(root, odd, there, threads, entries, report)
+        if odd := _odd_headers(path, entries, manifest):
+            if quick:
+                _compare_heads(root, there, threads, entries, report)
+            # What does not fit may have come so from where the model was made.
+            report.notes += odd if report.findings else [f"as it was fetched: {each}" for each in odd]
     report.findings.sort(key=lambda each: (each.path, each.kind))
     return report
 
@@ -139,22 +140,15 @@ def _numbered(segments: Sequence[int], count: int) -> str:
     return f"{'segment' if len(segments) == 1 else 'segments'} {ranges(segments)}, counted from 0, of {count:,}"
 
 
-def _odd_headers(path: Path, entries: Mapping[str, Entry]) -> list[str]:
-    """Return what the headers of safetensors files and their index say against one another and against their sizes."""
-    weights = [entry for name, entry in entries.items() if name.endswith(_WEIGHTS) and "/" not in name]
-    if not weights or not all(_is_file(entry) for entry in weights):
+def _odd_headers(path: Path, entries: Mapping[str, Entry], manifest: Manifest) -> list[str]:
+    if not all(_is_file(entry) for name, entry in entries.items() if name.endswith(WEIGHTS) and "/" not in name):
         return []
-    return [fault.text for fault in read_weights(path).faults if fault.fatal]
+    return odd_headers(path, entries, partly=bool(manifest.chosen))
 
 
-def _explain(
-    root: int, odd: Sequence[str], files: Sequence[File], threads: int, entries: Mapping[str, Entry], report: Report
+def _compare_heads(
+    root: int, files: Sequence[File], threads: int, entries: Mapping[str, Entry], report: Report
 ) -> None:
-    """Compare the segments that hold the headers: what does not fit may have come so from where the model was made."""
     wrong = {each.path for each in report.findings}
-    heads = [Task(file, [0]) for file in files if file.segments and file.path.endswith(_WEIGHTS)]
+    heads = [Task(file, [0]) for file in files if file.segments and file.path.endswith(WEIGHTS)]
     _compare(root, [task for task in heads if task.file.path not in wrong], threads, entries, report)
-    if report.findings:
-        report.notes += odd
-    else:
-        report.notes += [f"as it was fetched: {each}" for each in odd]

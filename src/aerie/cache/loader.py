@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from aerie.cache.directories import StoreError
 from aerie.cache.room import room
 from aerie.cache.warm import GB, weight_files
 from aerie.engine_arguments import ConfigurationError, read_arguments
@@ -235,13 +236,21 @@ def _settings(config: str) -> dict[str, Any]:
     with tempfile.NamedTemporaryFile("w", suffix=".yaml", encoding="utf-8") as file:  # vLLM's files have a name
         file.write(sys.stdin.read())
         file.flush()
-        return read_arguments(["--config", file.name])
+        try:
+            return read_arguments(["--config", file.name])
+        except ConfigurationError as error:
+            raise ConfigurationError(str(error).replace(file.name, "standard input")) from None
 
 
 def loader(options: Options) -> int:
-    """Run the command and return its exit code."""
+    """Print the loader and return 0; raises StoreError, OSError."""
     try:
         settings = _settings(options.config)
+        if not settings.get("model"):
+            raise StoreError(
+                f"{'standard input' if options.config == '-' else options.config} names no model: expected `model`, "
+                "with the directory of its weights"
+            )
         speculation = settings.get("speculative-config")
         models = [settings.get("model"), speculation.get("model") if isinstance(speculation, dict) else None]
         directories = [Path(model) for model in models if isinstance(model, str) and is_path(model)]
@@ -251,8 +260,7 @@ def loader(options: Options) -> int:
         elif options.loader != "auto":
             _check_same(choose(find_facts(settings, directories), options.loader), found)
     except (ConfigurationError, NotInstalledError, ContradictionError) as error:
-        print(f"aerie model loader: {error}", file=sys.stderr)
-        return 1
+        raise StoreError(str(error)) from None
     text = "".join(f"\n  {key}: {json.dumps(value)}" for key, value in found.keys.items())
     print(json.dumps(found.to_json(), indent=1) if options.json else f"{found.loader}: {found.reason}{text}")
     return 0

@@ -21,6 +21,8 @@ class Result:
     """`published`, `there already`, or `not fetched` of a dry run."""
     current: bool
     """Whether `current` is this revision."""
+    odd: tuple[str, ...] = ()
+    """What its weights say against themselves, though they are as the source has them."""
 
 
 def in_words(result: Result) -> str:
@@ -33,4 +35,5 @@ def in_words(result: Result) -> str:
     if not result.fetched_bytes:
         return f"{what}, {result.state} in {where}; nothing was fetched"
     rate = amount(result.fetched_bytes / max(result.seconds, 0.001))
-    return f"{what}, whole, in {where}; {amount(result.fetched_bytes)} fetched in {result.seconds:.0f} s ({rate}/s)"
+    whole = "as the source has it" if result.odd else "whole"
+    return f"{what}, {whole}, in {where}; {amount(result.fetched_bytes)} fetched in {result.seconds:.0f} s ({rate}/s)"

@@ -35,7 +35,10 @@ def rollback(options: Options) -> int:
         except ManifestError as error:
             raise StoreError(f"{error}. Nothing was switched") from None
         if not report.is_whole:
-            print("\n".join([*lines_of(report), "Nothing was switched."]), file=sys.stderr)
+            message = "\n".join([*lines_of(report), "Nothing was switched."])
+            print(message, file=sys.stderr)
+            if options.json:
+                print(json.dumps({"state": "failed", "message": message}))
             return 1
         before = model.current()
         model.switch(revision)

@@ -25,6 +25,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from aerie.cache.directories import StoreError
+from aerie.cache.layout import CURRENT
 from aerie.cache.room import Room, room
 
 INDEX = "model.safetensors.index.json"
@@ -130,15 +132,38 @@ def refusal(total: int, there: Room, engine: int = 0) -> str | None:
     )
 
 
+def _served(directory: Path) -> Path:
+    """Return where the weights of a directory are: of a model in the models directory, in its current revision.
+
+    Raises StoreError where there are none, OSError where it cannot be read.
+    """
+    if weight_files(directory):
+        return directory
+    current = directory / CURRENT
+    if current.is_dir() and weight_files(current):
+        return current
+    if any((each / CURRENT).is_dir() for each in directory.iterdir()):
+        raise StoreError(f"{directory} is no model, but has models in it: name the directories of those to be read")
+    raise StoreError(f"{directory} has no *.safetensors, which alone are read: name a directory with weights")
+
+
 def warm(options: Options) -> int:
-    """Run the command and return its exit code."""
+    """Run the command and return its exit code; raises StoreError, OSError."""
+    directories = [_served(each) for each in options.directories]
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
     shown = _Shown(sys.stderr.isatty())
-    result = run(options.directories, stop, shown.tell)
+    result = run(directories, stop, shown.tell)
     shown.end()
-    print(json.dumps(result.to_json(), indent=1) if options.json else result.text)
+    if result.state == Verdict.FAILED:
+        raise StoreError(result.text)
+    if options.json:
+        print(json.dumps(result.to_json(), indent=1))
+    elif result.state == Verdict.DONE:
+        print(result.text)
+    else:
+        print(f"aerie model warm: {result.text}", file=sys.stderr)
     if result.state == Verdict.STOPPED:
         sys.stdout.flush()
         os._exit(_TERMINATED)  # a thread may wait for a disk that does not answer

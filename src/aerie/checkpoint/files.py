@@ -46,6 +46,8 @@ class Fault:
     text: str
     remedy: str
     fatal: bool = True
+    absent: bool = False
+    """Whether it is files that are not there: there may be only some on purpose."""
 
 
 @dataclass(frozen=True)
@@ -167,7 +169,7 @@ def _wrong_files(directory: Path, present: list[str], index: Mapping[str, str] |
                 "move it elsewhere: vLLM would read it in Mistral's format, and nothing else",
             )
         )
-    if not present:
+    if not present and not index:
         return [
             *faults,
             Fault(f"no *.safetensors file is in {directory}", "put the checkpoint there or correct the path"),
@@ -199,7 +201,11 @@ def _wrong_files(directory: Path, present: list[str], index: Mapping[str, str] |
 
 
 def _missing(names: set[str], of: int) -> Fault:
-    return Fault(f"{len(names)} of {of} shards are missing: {some(names)}", "fetch them; the download was not finished")
+    return Fault(
+        f"{len(names)} of {of} shards are missing: {some(names)}",
+        "fetch them; the download was not finished",
+        absent=True,
+    )
 
 
 def _against_index(tensors: Mapping[str, Tensor], index: Mapping[str, str], broken: set[str]) -> list[Fault]:

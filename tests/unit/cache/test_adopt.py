@@ -1,5 +1,6 @@
 """`aerie model adopt`: weights that are on the host already, in place."""
 
+import contextlib
 import errno
 import hashlib
 import json
@@ -7,11 +8,13 @@ import mmap
 import os
 import re
 import shutil
+import tempfile
 import time
 from pathlib import Path
 
 import pytest
 from cache_store import CONTENT, FIRST, SECOND, described, publish, write_files
+from fetching import safetensors
 
 from aerie import cli
 from aerie.cache import hashing
@@ -29,7 +32,10 @@ def run(store, capsys):
     def run_(*arguments):
         code = cli.main(["model", "adopt", "--models-dir", str(store.root), "--json", *map(str, arguments)])
         told = capsys.readouterr()
-        return code, json.loads(told.out) if code == 0 else told.err
+        result = json.loads(told.out)
+        if code:
+            assert result == {"state": "failed", "message": told.err.removeprefix("aerie model adopt: ").rstrip("\n")}
+        return code, told.err if code else result
 
     return run_
 
@@ -61,7 +67,7 @@ def test_a_directory_becomes_a_revision_by_its_content(home, store, run):
     path = store.root / "Drafter" / revision
     assert told == {
         "name": "Drafter", "revision": revision, "path": str(path), "files": len(CONTENT),
-        "size": sum(map(len, CONTENT.values())),
+        "size": sum(map(len, CONTENT.values())), "moved_from": str(home),
     }  # fmt: skip
     assert content_of(path) == CONTENT
     assert {name: inode for name, inode in inodes(path).items() if name != MANIFEST} == before
@@ -227,6 +233,7 @@ def test_from_another_file_system_it_says_to_copy(store, run, request):
     assert code == 1
     assert "another file system? --copy copies it" in told
     assert content_of(elsewhere) == CONTENT
+    assert not list(store.root.iterdir())
     code, told = run(elsewhere, "--name", "Drafter", "--copy")
     assert code == 0
     assert content_of(store.root / "Drafter" / told["revision"]) == CONTENT
@@ -349,7 +356,9 @@ def test_what_a_killed_adoption_has_hashed_is_not_hashed_again(home, store, run,
 
 
 def adopt_options(directory, store):
-    given = dict.fromkeys(("name", "revision", "source", "endpoint", "token_file", "reflink", "copy", "json"))
+    given = dict.fromkeys(
+        ("name", "revision", "source", "endpoint", "token_file", "reflink", "copy", "as_it_is", "json")
+    )
     return Options(directory=directory, models_dir=store.root, switch=True, **given)
 
 
@@ -369,3 +378,101 @@ def test_an_odd_name_comes_to_no_terminal(home, run):
     assert code == 1
     assert "odd\\x1b[2J\\udcff is no regular file" in told
     assert "\x1b" not in told
+
+
+SHARDS = {f"model-0000{number}-of-00002.safetensors": safetensors(5000) for number in (1, 2)}
+CUT = SHARDS | {"model-00002-of-00002.safetensors": SHARDS["model-00002-of-00002.safetensors"][:4000]}
+LACKING = dict(list(SHARDS.items())[:1])
+
+
+@pytest.mark.parametrize(
+    ("weights", "says"),
+    [
+        (CUT, "model-00002-of-00002.safetensors is cut off: 4,000 bytes of 5,000"),
+        (LACKING, "1 of 2 shards are missing"),
+    ],
+)
+def test_weights_that_are_not_whole_are_adopted_only_as_they_are(home, store, run, capsys, weights, says):
+    write_files(home, weights)
+    before = inodes(home)
+    code, told = run(home)
+    assert code == 1
+    assert says in told
+    assert "--as-it-is" in told
+    assert inodes(home) == before
+    assert not list(store.root.iterdir())
+    code = cli.main(["model", "adopt", "--models-dir", str(store.root), str(home), "--as-it-is"])
+    assert code == 0
+    assert says in capsys.readouterr().err
+    assert content_of(store.root / "Drafter/current") == CONTENT | weights
+
+
+@pytest.mark.parametrize("weights", [CUT, LACKING])
+def test_weights_that_a_source_proves_are_adopted_with_a_warning(home, tmp_path, store, capsys, weights):
+    write_files(home, weights)
+    published = publish(store.model("Same"), CONTENT | weights)
+    words = ["--source", str(published), "--models-dir", str(store.root)]
+    assert cli.main(["model", "adopt", str(home), *words]) == 0
+    assert "model-00002-of-00002.safetensors" in capsys.readouterr().err
+    assert store.model("Drafter").current() == FIRST
+
+
+def test_it_is_told_where_the_directory_went_and_a_second_time_what_became_of_it(home, store, capsys):
+    words = ["model", "adopt", str(home), "--models-dir", str(store.root)]
+    assert cli.main(words) == 0
+    revision = store.model("Drafter").current()
+    assert f"in {store.root}/Drafter/{revision}, moved from {home}\n" in capsys.readouterr().out
+    assert cli.main(words) == 1
+    told = capsys.readouterr().err
+    assert f"{home} is not there. If it was adopted before, its files are now Drafter@{revision}" in told
+    assert "`aerie model list`" in told
+
+
+def test_what_was_copied_is_told_to_be_there_still(home, store, capsys):
+    assert cli.main(["model", "adopt", str(home), "--copy", "--models-dir", str(store.root)]) == 0
+    assert f", also in {home}\n" in capsys.readouterr().out
+
+
+@pytest.fixture
+def open_place():
+    """A directory that every user can enter, with a models directory that every user may write to."""
+    with tempfile.TemporaryDirectory() as place:
+        Path(place).chmod(0o755)
+        (Path(place) / "models").mkdir()
+        (Path(place) / "models").chmod(0o777)
+        yield Path(place)
+
+
+@contextlib.contextmanager
+def user(number):
+    os.seteuid(number)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes another")
+def test_what_is_anothers_is_told_before_it_is_hashed_and_nothing_is_left(open_place, capsys):
+    write_files(open_place / "Drafter", CONTENT)
+    words = ["model", "adopt", str(open_place / "Drafter"), "--models-dir", str(open_place / "models")]
+    with user(65534):
+        assert cli.main(words) == 1
+    told = capsys.readouterr().err
+    assert "is not yours: it belongs to user 0, and this is user 65534. Run this as its owner or as root" in told
+    assert not list((open_place / "models").iterdir())
+    with user(65534):
+        assert cli.main([*words, "--copy"]) == 0
+    assert content_of(open_place / "models/Drafter/current") == CONTENT
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes another")
+def test_the_services_user_adopts_nothing(open_place, capsys):
+    write_files(open_place / "Drafter", CONTENT)
+    for each in (open_place / "Drafter").rglob("*"):
+        os.chown(each, 10001, 10001)
+    with user(10001):
+        words = ["--models-dir", str(open_place / "models"), "--copy"]
+        assert cli.main(["model", "adopt", str(open_place / "Drafter"), *words]) == 1
+    assert "this is user 10001, as whom the service runs" in capsys.readouterr().err
+    assert not list((open_place / "models").iterdir())

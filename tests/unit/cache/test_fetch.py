@@ -6,7 +6,8 @@ import random
 import time
 
 import pytest
-from fetching import REPOSITORY, Fetcher, check_published
+from cache_store import write_files
+from fetching import NAME, REPOSITORY, Fetcher, check_published, nothing_published, safetensors
 from hub_server import Hub
 
 from aerie.cache.manifest import SEGMENT
@@ -62,3 +63,52 @@ def test_wrong_content_is_never_published(hub, fetcher):
     hub.faults.clear()
     assert fetcher.run().code == 0
     check_published(fetcher, files)
+
+
+SHARDS = {f"model-0000{number}-of-00002.safetensors": safetensors(5000) for number in (1, 2)}
+CUT = SHARDS | {"model-00002-of-00002.safetensors": SHARDS["model-00002-of-00002.safetensors"][:4000]}
+LACKING = dict(list(SHARDS.items())[:1])
+ODD = [
+    (CUT, "model-00002-of-00002.safetensors is cut off: 4,000 bytes of 5,000"),
+    (LACKING, "1 of 2 shards are missing"),
+]
+
+
+@pytest.mark.parametrize(("weights", "says"), ODD)
+def test_weights_that_are_not_whole_and_that_nothing_proves_are_published_only_as_they_are(
+    fetcher, tmp_path, weights, says
+):
+    source = tmp_path / NAME
+    write_files(source, weights)
+    done = fetcher.run("--json", source=str(source))
+    assert done.code == 1
+    assert nothing_published(fetcher)
+    message = json.loads(done.out)["message"]
+    assert says in message
+    assert "--as-it-is" in message
+    assert "are kept" in message
+    done = fetcher.run("--json", "--as-it-is", source=str(source))
+    assert done.code == 0, done.err
+    assert says in done.err
+    result = json.loads(done.out)
+    assert result["fetched_bytes"] == 0
+    assert says in result["odd"][0]
+    check_published(fetcher, weights)
+
+
+@pytest.mark.parametrize(("weights", "says"), ODD)
+def test_weights_that_the_hub_proves_are_published_with_a_warning(hub, fetcher, weights, says):
+    hub.repository(REPOSITORY).commit(weights)
+    done = fetcher.run()
+    assert done.code == 0, done.err
+    assert says in done.err
+    assert "whole" not in done.out
+    check_published(fetcher, weights)
+
+
+def test_shards_that_were_not_chosen_are_not_missed(fetcher, tmp_path):
+    source = tmp_path / NAME
+    write_files(source, SHARDS)
+    done = fetcher.run("--exclude", "model-00002*", source=str(source))
+    assert (done.code, done.err) == (0, "")
+    assert "whole" in done.out

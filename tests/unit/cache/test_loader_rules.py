@@ -1,7 +1,9 @@
 """Which loader is chosen: one row a rule."""
 
+import io
 import json
 import re
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -98,6 +100,19 @@ def test_the_command(model, tmp_path, capsys):
     assert cli.main(["model", "loader", "--config", str(config), "--loader", "instanttensor"]) in {0, 1}
     assert cli.main(["model", "loader", "--config", str(tmp_path / "none.yaml")]) == 1
     assert "none.yaml does not exist" in capsys.readouterr().err
+
+
+def test_a_configuration_that_cannot_be_used_is_named_as_it_was_given(model, tmp_path, capsys, monkeypatch):
+    config = tmp_path / "serve.yaml"
+    config.write_text("load-format: auto\n")
+    assert cli.main(["model", "loader", "--config", str(config)]) == 1
+    assert f"aerie model loader: {config} names no model" in capsys.readouterr().err
+    for text, says in (("{}", "standard input names no model"), ("model: [", "standard input")):
+        monkeypatch.setattr("sys.stdin", io.StringIO(text))
+        assert cli.main(["model", "loader", "--config", "-"]) == 1
+        told = capsys.readouterr().err
+        assert says in told
+        assert tempfile.gettempdir() not in told
 
 
 def test_what_is_asked_for_and_what_the_arguments_name_must_be_the_same(model, tmp_path, capsys, monkeypatch):

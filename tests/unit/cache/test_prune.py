@@ -26,7 +26,8 @@ def run(store, capsys):
     def run_(command, *arguments):
         code = cli.main(["model", command, "--models-dir", str(store.root), "--json", *map(str, arguments)])
         told = capsys.readouterr()
-        return code, json.loads(told.out) if told.out else told.err
+        result = json.loads(told.out)
+        return code, told.err if result.get("state") == "failed" else result
 
     return run_
 

@@ -245,12 +245,20 @@ def test_what_has_the_damaged_file_open_keeps_it(model, copy_of, run_json):
         assert old.read() == flip(bytearray(MODEL[SHARD]))
 
 
-def test_headers_that_never_fitted_are_the_models_own(model, run_json):
+@pytest.mark.parametrize("how", [["--quick"], []])
+def test_headers_that_never_fitted_are_the_models_own(model, run_json, how):
     odd = MODEL | {"consolidated.safetensors": safetensors({"v": b"1"})}
     publish(model, odd)
-    code, report = run_json("--quick")
+    code, report = run_json(*how)
     assert code == 0
     assert report["notes"] == ["as it was fetched: consolidated.safetensors stands beside the shards"]
+
+
+@pytest.mark.parametrize("how", [["--quick"], []])
+def test_shards_that_were_not_chosen_are_not_missed(model, run_json, how):
+    publish(model, {name: data for name, data in MODEL.items() if name != SHARD}, options={"exclude": "[]"})
+    code, report = run_json(*how)
+    assert (code, report["notes"]) == (0, [])
 
 
 def test_people_read_a_table(model, store, capsys):

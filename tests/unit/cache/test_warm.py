@@ -183,8 +183,30 @@ def test_the_command(tmp_path):
     assert done.returncode == 0
     assert json.loads(said)["total_bytes"] == 2 * (3 * MIB + 123)
     failed = command(tmp_path / "c")
-    said, _ = failed.communicate(timeout=60)
-    assert (failed.returncode, said) == (1, f"{tmp_path / 'c'}: No such file or directory\n")
+    said = failed.communicate(timeout=60)
+    assert (failed.returncode, *said) == (1, "", f"aerie model warm: {tmp_path / 'c'}: No such file or directory\n")
+
+
+def test_of_a_model_in_the_models_directory_the_current_revision_is_read(tmp_path):
+    write(tmp_path / "Kimi/revision/model.safetensors")
+    (tmp_path / "Kimi/current").symlink_to("revision")
+    done = command("--json", tmp_path / "Kimi")
+    said, _ = done.communicate(timeout=60)
+    assert done.returncode == 0
+    assert json.loads(said)["total_bytes"] == 3 * MIB + 123
+
+
+@pytest.mark.parametrize(
+    ("given", "says"), [("empty", "empty has no *.safetensors"), (".", "is no model, but has models in it")]
+)
+def test_a_directory_without_weights_is_told(tmp_path, given, says):
+    (tmp_path / "empty").mkdir()
+    write(tmp_path / "Kimi/current/model.safetensors")
+    done = command(tmp_path / "Kimi", tmp_path / given)
+    said, told = done.communicate(timeout=60)
+    assert (done.returncode, said) == (1, "")
+    assert told.startswith("aerie model warm: ")
+    assert says in told
 
 
 def test_a_child_of_the_supervisor_says_how_it_goes(tmp_path):
@@ -208,6 +230,6 @@ def test_a_stop_ends_the_command(tmp_path):
     running = command(tmp_path)
     time.sleep(0.5)
     running.send_signal(signal.SIGTERM)
-    said, _ = running.communicate(timeout=60)
+    said, told = running.communicate(timeout=60)
     assert running.returncode in {143, 0, -15}
-    assert said.startswith(("stopped", "4.0 GB")) or running.returncode == -15
+    assert said.startswith("4.0 GB") or "aerie model warm: stopped" in told or running.returncode == -15

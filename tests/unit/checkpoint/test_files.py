@@ -122,6 +122,14 @@ def test_no_weights_at_all(tmp_path):
     assert faults(tmp_path) == [(f"no *.safetensors file is in {tmp_path}", True)]
 
 
+def test_an_index_whose_shards_are_all_missing(checkpoint):
+    for path in checkpoint.glob("*.safetensors"):
+        path.unlink()
+    ((text, fatal),) = faults(checkpoint)
+    assert text.startswith("3 of 3 shards are missing: ")
+    assert fatal
+
+
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"weight_map": []}', '{"weight_map": {"a"'])
 def test_a_broken_index(checkpoint, content):
     (checkpoint / INDEX).write_text(content)

@@ -34,6 +34,13 @@ class SourceTextError(SourceError):
         self.args = (f"{text!r}: {why}; {FORMS}",)  # several lines, all of our own
 
 
+class EndpointError(SourceTextError):
+    """An --endpoint that does not fit; the SOURCE may well be right. A mistake of usage, too."""
+
+    def __init__(self, why: str) -> None:
+        SourceError.__init__(self, why)
+
+
 @dataclass(frozen=True, slots=True)
 class Repository:
     """A repository of the Hub."""
@@ -171,15 +178,22 @@ def open_source(
 
 def _check_endpoint(text: str, place: Place, endpoint: str) -> None:
     if not isinstance(place, Repository | Bucket):
-        raise SourceTextError(text, "--endpoint is for hf: and s3: alone")
-    parts = urllib.parse.urlsplit(endpoint)
+        raise EndpointError(f"--endpoint is for hf: and s3: alone, and {text} is neither: leave it out")
     # The endpoint goes into the manifest, which everybody on the host may read.
-    if parts.username is not None or parts.password is not None:
-        raise SourceTextError(
-            text, "--endpoint has a user or password in it, which would be kept in the manifest: leave it out"
+    if "@" in endpoint:
+        raise EndpointError(
+            "--endpoint has a user or password in it, which would be kept in the manifest: leave it out"
         )
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise SourceTextError(text, f"--endpoint {endpoint!r} is no address such as https://mirror.example")
+    no_address = EndpointError(f"--endpoint {endpoint!r} is no address such as https://mirror.example")
+    try:
+        parts = urllib.parse.urlsplit(endpoint)
+        complete = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:  # a port that is no number, half a bracket
+        raise no_address from None
+    if "://" not in endpoint and not endpoint.startswith(("/", ".")):
+        raise EndpointError(f"--endpoint {endpoint!r} lacks its scheme: http://{endpoint} or https://{endpoint}")
+    if not complete:
+        raise no_address
 
 
 def _of_scheme(text: str, scheme: str, rest: str) -> Place:

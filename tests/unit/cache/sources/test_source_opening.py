@@ -114,7 +114,12 @@ def test_a_directory_is_opened_offline_and_the_rest_is_not(tmp_path):
     ("text", "endpoint", "why"),
     [
         ("/x", "https://mirror.example", "for hf: and s3: alone"),
-        ("s3://weights/x", "mirror.example", "no address such as"),
+        ("s3://weights/x", "ftp://mirror.example", "no address such as"),
+        ("s3://weights/x", "/mnt/mirror", "no address such as"),
+        ("s3://weights/x", "http://[::1", "no address such as"),
+        ("s3://weights/x", "http://mirror.example:http", "no address such as"),
+        ("hf:o/n", "127.0.0.1:18400", "lacks its scheme: http://127.0.0.1:18400 or"),
+        ("hf:o/n", "me:hunter2@mirror.example", "user or password"),
         ("s3://weights/x", "https://me:hunter2@mirror.example", "user or password"),
     ],
 )
@@ -122,3 +127,4 @@ def test_an_endpoint_that_does_not_fit_is_refused(text, endpoint, why):
     with pytest.raises(SourceTextError, match=why) as raised:
         open_source(text, revision=None, endpoint=endpoint)
     assert "hunter2" not in str(raised.value)
+    assert "a source is one of" not in str(raised.value)
