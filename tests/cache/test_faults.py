@@ -459,7 +459,7 @@ def test_two_fetches_at_once(hub, fetcher, files, size):
     check_published(fetcher, files)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_ends_it_and_the_next_run_goes_on(hub, fetcher, files, size, number):
     hub.pace = 1e6
     child = fetcher.start()
@@ -649,11 +649,17 @@ def test_offline_opens_no_connection(hub, fetcher, files):
             raise AssertionError("a connection was opened")
         socket.socket.connect = connect
     """
-    for environment, arguments in (({}, ["--offline"]), ({"HF_HUB_OFFLINE": "1"}, [])):
+    for environment, arguments, why in (
+        ({}, ["--offline"], "--offline"),
+        ({"HF_HUB_OFFLINE": "1"}, [], "HF_HUB_OFFLINE=1"),
+    ):
         fetcher.environment = environment
         done = fetcher.run(*arguments)
         assert done.code == 1
-        assert "cannot be fetched offline" in done.err
+        assert f"cannot be fetched offline ({why}), and nothing of it is in service here" in done.err
+        done = fetcher.run(*arguments, "--revision", "main")
+        assert done.code == 1
+        assert f"offline ({why}), and which commit 'main' is only the source can tell" in done.err
     fetcher.more, kept = "", fetcher.more
     fetcher.environment = {}
     assert fetcher.run().code == 0

@@ -114,7 +114,7 @@ def _add_fetch(commands: Any) -> None:
         description=f"{_SOURCE} Fetches what is missing, proves every byte, and lets the revision appear whole in the "
         "models directory. What was fetched before a crash, a kill or a cut is not fetched again.",
         epilog="Exit codes: 0 whole and published, also where it was there already; 1 not, and what was fetched is "
-        "kept for the next run; 2 wrong usage; 130 interrupted, 143 by SIGTERM.",
+        "kept for the next run; 2 wrong usage; 130 interrupted, 143 by SIGTERM, 129 by SIGHUP.",
     )
     fetch.add_argument("source", type=some_text, metavar="SOURCE", help="where from")
     fetch.add_argument(

@@ -31,6 +31,7 @@ from aerie.cache.seen import Seen
 from aerie.cache.sources.opening import Repository, SourceTextError, name_of, open_source, parse
 from aerie.cache.sources.source import Listing, Offer, Source, SourceError, TryAgainError
 from aerie.cache.staging import DiskError
+from aerie.cache.whose import refuse_the_service
 from aerie.cache.words import printable
 
 RESERVE = 2**30
@@ -40,7 +41,7 @@ LIST_ATTEMPTS = 6
 FIRST_PAUSE = 1.0
 """Seconds before the second one."""
 _LONGEST_PAUSE = 60.0
-_SHOWN = 5
+_OFFLINE = "HF_HUB_OFFLINE"
 _FAILED, _USAGE, _INTERRUPTED = 1, 2, 128
 
 _log = logging.getLogger("aerie")
@@ -101,6 +102,8 @@ def fetch(options: Options) -> int:
     logger.addHandler(aloud)
     kept = _Kept()
     try:
+        if not options.dry_run:
+            refuse_the_service("aerie model fetch")
         with _signals():
             result = _Fetch(options, aloud, kept).run()
     except SourceTextError as error:
@@ -155,8 +158,11 @@ class _Fetch:
             return self._fetch_from(self._listed)
 
     def _is_offline(self) -> bool:
-        forbidden = os.environ.get("HF_HUB_OFFLINE", "").upper() in {"1", "ON", "YES", "TRUE"}
+        forbidden = os.environ.get(_OFFLINE, "").upper() in {"1", "ON", "YES", "TRUE"}
         return self._options.offline or (isinstance(self._place, Repository) and forbidden)
+
+    def _why_offline(self) -> str:
+        return "offline (--offline)" if self._options.offline else f"offline ({_OFFLINE}={os.environ[_OFFLINE]})"
 
     def _offline(self) -> Result:
         wanted = self._options.revision
@@ -164,20 +170,20 @@ class _Fetch:
             current = self._model.current()
             if current is None or wanted is not None:
                 named = (
-                    f"revision {wanted!r} is no commit, which only the source can resolve"
+                    f"which commit {wanted!r} is only the source can tell"
                     if wanted
-                    else "no --revision"
+                    else "nothing of it is in service here, and no --revision names what is published"
                 )
                 raise _FetchError(
-                    f"{self._name} cannot be fetched offline, and there is {named}: fetch it with a network first, "
-                    "or name a published commit"
+                    f"{self._name} cannot be fetched {self._why_offline()}, and {named}: fetch it with a network "
+                    "first, or name a published commit"
                 )
             wanted = current
         files = self._published(wanted)
         if files is None:
             raise _FetchError(
-                f"{self._name}@{wanted} is not published in {self._options.models_dir}, and offline it cannot be "
-                "fetched: run this with a network, or fetch from a directory or a peer"
+                f"{self._name}@{wanted} is not published in {self._options.models_dir}, and cannot be fetched "
+                f"{self._why_offline()}: run this with a network, or fetch from a directory or a peer"
             )
         if self._options.dry_run:
             return self._result(wanted, files, "there already", 0)
@@ -461,13 +467,15 @@ def _matches(path: str, patterns: Sequence[str]) -> bool:
 
 @contextlib.contextmanager
 def _signals() -> Iterator[None]:
-    """Let SIGINT and SIGTERM end what is done by an error, the first time; a second one ends the process."""
+    """Let SIGINT, SIGTERM and SIGHUP end what is done by an error, the first time; a second one ends the process."""
 
     def interrupt(number: int, _frame: object) -> None:
         signal.signal(number, signal.SIG_DFL)
         raise _InterruptedError(number)
 
-    caught = [each for each in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(each) is not signal.SIG_IGN]
+    caught = [
+        each for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if signal.getsignal(each) is not signal.SIG_IGN
+    ]
     before = {each: signal.signal(each, interrupt) for each in caught}
     try:
         yield
