@@ -42,6 +42,7 @@ FIRST_PAUSE = 1.0
 """Seconds before the second one."""
 _LONGEST_PAUSE = 60.0
 _OFFLINE = "HF_HUB_OFFLINE"
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _FAILED, _USAGE, _INTERRUPTED = 1, 2, 128
 
 _log = logging.getLogger("aerie")
@@ -473,9 +474,7 @@ def _signals() -> Iterator[None]:
         signal.signal(number, signal.SIG_DFL)
         raise _InterruptedError(number)
 
-    caught = [
-        each for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if signal.getsignal(each) is not signal.SIG_IGN
-    ]
+    caught = [each for each in _ENDING if signal.getsignal(each) is not signal.SIG_IGN]
     before = {each: signal.signal(each, interrupt) for each in caught}
     try:
         yield

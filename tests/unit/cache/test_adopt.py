@@ -467,12 +467,13 @@ def test_what_is_anothers_is_told_before_it_is_hashed_and_nothing_is_left(open_p
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes another")
-def test_the_services_user_adopts_nothing(open_place, capsys):
+@pytest.mark.parametrize(("command", "more"), [("adopt", ["--copy"]), ("fetch", [])])
+def test_the_services_user_brings_nothing(open_place, capsys, command, more):
     write_files(open_place / "Drafter", CONTENT)
     for each in (open_place / "Drafter").rglob("*"):
         os.chown(each, 10001, 10001)
     with user(10001):
-        words = ["--models-dir", str(open_place / "models"), "--copy"]
-        assert cli.main(["model", "adopt", str(open_place / "Drafter"), *words]) == 1
+        words = ["--models-dir", str(open_place / "models"), *more]
+        assert cli.main(["model", command, str(open_place / "Drafter"), *words]) == 1
     assert "this is user 10001, as whom the service runs" in capsys.readouterr().err
     assert not list((open_place / "models").iterdir())
