@@ -10,6 +10,7 @@ import re
 import shutil
 import tempfile
 import time
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -472,6 +473,7 @@ def test_the_services_user_brings_nothing(open_place, capsys, command, more):
     write_files(open_place / "Drafter", CONTENT)
     for each in (open_place / "Drafter").rglob("*"):
         os.chown(each, 10001, 10001)
+    import_module(f"aerie.cache.{command}")  # which this user may not find, below a home directory
     with user(10001):
         words = ["--models-dir", str(open_place / "models"), *more]
         assert cli.main(["model", command, str(open_place / "Drafter"), *words]) == 1
