@@ -285,7 +285,11 @@ class _Fetch:
         return files
 
     def _listed(self, source: Source, listing: Listing, offers: tuple[Offer, ...]) -> Result:
+        if listing.revision is None:
+            self._check_wanted(source)
         revision = listing.revision or Seen(self._model.own, source.description).revision(offers)
+        if revision is not None:
+            self._check_content(source, revision)
         chosen = {} if listing.revision is None else {**listing.chosen, **self._patterns()}
         if revision is not None and (files := self._published(revision, chosen)) is not None:
             self._check_same(revision, files, offers)
@@ -295,6 +299,26 @@ class _Fetch:
         if self._options.dry_run:
             return self._dry(listing.revision or "", self._key(source, listing), offers)
         return self._download(source, listing.revision, self._key(source, listing), offers, chosen)
+
+    def _check_wanted(self, source: Source) -> None:
+        """Raise _FetchError where the content names the revision, and what is wanted is no such name."""
+        wanted = self._options.revision
+        if wanted is not None and not is_revision(wanted):
+            raise _FetchError(
+                f"{source.description} knows no revisions, and {wanted!r} was asked for: its content names it, by 40 "
+                "hexadecimal digits. Leave --revision out, or give those that `aerie model list` shows where it has "
+                "been fetched before"
+            )
+
+    def _check_content(self, source: Source, revision: str) -> None:
+        """Raise _FetchError where a source holds another revision than the one that is wanted."""
+        wanted = self._options.revision
+        if wanted is not None and is_revision(wanted) and wanted != revision:
+            self._kept.counts = None  # the same command does not go on from there
+            raise _FetchError(
+                f"{source.description} holds revision {revision}, and {wanted} was asked for: nothing was published. "
+                "Leave --revision out to take what is there; of what was fetched nothing is fetched again"
+            )
 
     def _key(self, source: Source, listing: Listing) -> str:
         """Return what the staging is called: a run for some of the files must not tidy away another one's."""
@@ -352,6 +376,7 @@ class _Fetch:
             if not there and offer.sha256 and offer.sha256 in donors and _size(donors[offer.sha256]) == offer.size:
                 there = offer.size
             to_fetch += offer.size - there
+        self._check_space(to_fetch)
         return self._result(revision, offers, "not fetched", to_fetch)
 
     def _download(
@@ -384,11 +409,12 @@ class _Fetch:
             self._aloud.display = None
         named = revision or content_revision(files)
         odd: tuple[str, ...] = ()
+        if revision is None:
+            Seen(self._model.own, source.description).remember(offers, named)
+            self._check_content(source, named)
         if not self._model.is_published(named):
             odd = self._odd(source, staging / "files", offers, partly=bool(chosen or self._patterns()))
             self._publish(source, staging, named, files, chosen)
-        if revision is None:
-            Seen(self._model.own, source.description).remember(offers, named)
         self._switch(named)
         shutil.rmtree(staging, ignore_errors=True)
         return replace(self._result(named, files, "published", counts.arrived_bytes), odd=odd)
@@ -432,11 +458,15 @@ class _Fetch:
             ) from None
 
     def _check_space(self, needed: int) -> None:
-        status = os.statvfs(self._model.path)
+        """Raise _FetchError where what is to come has no room, or nothing can be written there at all."""
+        models = self._options.models_dir
+        status = os.statvfs(self._model.path if self._model.path.exists() else models)
+        if status.f_flag & os.ST_RDONLY:
+            raise _FetchError(f"{models} is on a file system that is read-only: mount it to be written to")
         free = status.f_bavail * status.f_frsize
         if needed + RESERVE > free:
             raise _FetchError(
-                f"{self._options.models_dir} has {amount(free)} free, and {amount(needed)} are to come, with "
+                f"{models} has {amount(free)} free, and {amount(needed)} are to come, with "
                 f"{amount(RESERVE)} to spare: free {amount(needed + RESERVE - free)} (`aerie model prune` frees old "
                 "revisions)"
             )

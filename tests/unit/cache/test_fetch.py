@@ -3,6 +3,8 @@
 import json
 import os
 import random
+import re
+import subprocess
 import time
 
 import pytest
@@ -10,6 +12,7 @@ from cache_store import write_files
 from fetching import NAME, REPOSITORY, Fetcher, check_published, nothing_published, safetensors
 from hub_server import Hub
 
+from aerie.cache.layout import Store
 from aerie.cache.manifest import SEGMENT
 
 
@@ -112,3 +115,73 @@ def test_shards_that_were_not_chosen_are_not_missed(fetcher, tmp_path):
     done = fetcher.run("--exclude", "model-00002*", source=str(source))
     assert (done.code, done.err) == (0, "")
     assert "whole" in done.out
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root mounts")
+def test_a_dry_run_refuses_what_cannot_be_written(hub, fetcher):
+    hub.repository(REPOSITORY).commit({"model.safetensors": safetensors(200_000)})
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1000k", "small", str(fetcher.models)]
+    subprocess.run(mount, check=True)
+    try:
+        assert fetcher.run("--dry-run").code == 0
+        hub.repository(REPOSITORY).commit({"model.safetensors": safetensors(2_000_000)})
+        for dry in (["--dry-run"], []):
+            done = fetcher.run("--json", *dry)
+            assert done.code == 1
+            message = json.loads(done.out)["message"]
+            assert re.search(r"has 1.02 MB free, and 2.00 MB are to come, with 0 B to spare: free 984", message)
+        subprocess.run(["mount", "-o", "remount,ro", str(fetcher.models)], check=True)
+        done = fetcher.run("--dry-run")
+        assert done.code == 1
+        assert f"{fetcher.models} is on a file system that is read-only: mount it to be written to" in done.err
+    finally:
+        subprocess.run(["umount", str(fetcher.models)], check=True)
+
+
+@pytest.fixture
+def home_made(tmp_path):
+    """A directory without a manifest: its content names it."""
+    source = tmp_path / "home-made"
+    source.mkdir()
+    (source / "config.json").write_bytes(b"{}")
+    (source / "model.safetensors").write_bytes(safetensors(200_000))
+    return source
+
+
+def test_what_is_no_commit_is_refused_where_the_content_names_the_revision(fetcher, home_made, tmp_path):
+    for arguments in (["--dry-run", "--json"], ["--json"]):
+        done = fetcher.run("--revision", "abc", *arguments, source=str(home_made))
+        assert done.code == 1
+        assert f"{home_made} knows no revisions, and 'abc' was asked for" in json.loads(done.out)["message"]
+        assert "40 hexadecimal digits" in done.err
+        assert "kept" not in done.err
+    assert list(fetcher.models.iterdir()) == []
+
+
+def test_a_revision_is_compared_with_the_content_before_it_is_published(fetcher, home_made):
+    source = str(home_made)
+    done = fetcher.run("--revision", "0" * 40, source=source)
+    assert done.code == 1
+    model = Store(fetcher.models).model("home-made")
+    assert model.revisions() == []
+    assert model.current() is None
+    found = re.search(r"holds revision ([0-9a-f]{40}), and 0{40} was asked for: nothing was published", done.err)
+    assert found, done.err
+    assert "the same command" not in done.err
+    # It is known by now, and told before anything.
+    done = fetcher.run("--revision", "0" * 40, "--dry-run", source=source)
+    assert done.code == 1
+    assert found[0] in done.err
+    # What was fetched is there for who takes it, by its name or without.
+    done = fetcher.run("--revision", found[1], "--json", source=source)
+    assert done.code == 0, done.err
+    assert json.loads(done.out)["fetched_bytes"] == 0
+    assert model.current() == found[1]
+    # One that is published is not switched to instead.
+    (home_made / "config.json").write_bytes(b'{"a": 1}')
+    assert fetcher.run(source=source).code == 0
+    other = model.current()
+    done = fetcher.run("--revision", "1" * 40, source=source)
+    assert done.code == 1
+    assert f"holds revision {other}, and {'1' * 40} was asked for" in done.err
+    assert model.current() == other
