@@ -639,6 +639,44 @@ def test_a_clock_that_jumps(hub, fetcher, files, years):
     check_published(fetcher, files)
 
 
+def test_the_hub_is_asked_again_where_what_it_sends_to_is_gone(hub, fetcher, files):
+    good, hub.cdn_url = hub.cdn_url, "http://localhost:9"
+    fetcher.settings = {"aerie.cache.patience.ATTEMPTS": 1000}
+    child = fetcher.start()
+    wait_for(lambda: sum("/resolve/" in path for _, path, _ in hub.requests) > 2)
+    hub.cdn_url = good
+    _, err = child.communicate(timeout=60)
+    assert child.returncode == 0, err
+    check_published(fetcher, files)
+
+
+def test_a_server_that_does_not_speak_tls_is_asked_once(hub, fetcher, files):
+    done = fetcher.run("--endpoint", hub.url.replace("http:", "https:"))
+    assert done.code == 1
+    assert f"{hub.url.replace('http:', 'https:')} does not speak TLS, which https:// is: is http:// meant" in done.err
+    assert "attempts" not in done.err
+
+
+def test_a_proxy_that_is_not_there_is_named(hub, fetcher, files):
+    fetcher.environment = {"HTTPS_PROXY": "http://me:secret@127.0.0.1:9"}
+    done = fetcher.run("--endpoint", "https://hub.example")
+    assert done.code == 1
+    assert "https://hub.example cannot be reached by the proxy http://127.0.0.1:9, which the environment" in done.err
+    assert "secret" not in done.err
+    assert "to be named" not in done.err
+
+
+def test_what_holds_models_is_no_model(fetcher, tmp_path):
+    store = tmp_path / "store"
+    for name in ("drafter", "target"):
+        (store / name).mkdir(parents=True)
+        (store / name / "aerie-manifest.json").write_text("{}")
+    done = fetcher.run(source=str(store))
+    assert done.code == 1
+    assert f"{store} is no model: it holds what Aerie has published in drafter, target. Give one" in done.err
+    assert nothing_published(fetcher)
+
+
 # --- Around it --------------------------------------------------------------------------------------------------------
 
 

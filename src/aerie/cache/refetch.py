@@ -3,6 +3,7 @@
 import hashlib
 import os
 import random
+import sys
 import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -14,6 +15,7 @@ from aerie.cache.meter import Meter, StoppedError
 from aerie.cache.pace import Pace
 from aerie.cache.sources.opening import open_source
 from aerie.cache.sources.source import Offer, Source, TryAgainError, read
+from aerie.cache.words import printable
 
 _ATTEMPTS = 6
 _LONGEST_PAUSE = 60.0  # seconds
@@ -128,8 +130,9 @@ class Refetch:
     def _pause(self, error: TryAgainError, failures: int) -> None:
         if failures >= _ATTEMPTS:
             raise NotRepairedError(f"{error}. Given up after {failures} attempts: try again later") from None
-        pause = error.after or 2.0**failures * random.uniform(0.5, 1.0)  # noqa: S311
-        if self._stop.wait(min(pause, _LONGEST_PAUSE)):
+        pause = min(error.after or 2.0**failures * random.uniform(0.5, 1.0), _LONGEST_PAUSE)  # noqa: S311
+        print(printable(f"aerie model verify: {error}; again in {pause:.0f} s"), file=sys.stderr, flush=True)
+        if self._stop.wait(pause):
             raise StoppedError
 
 

@@ -287,7 +287,7 @@ def test_a_connection_that_is_cut_is_tried_again_after_what_it_brought(model, da
         source._make_space()
         got = bytearray()
         pieces = source.read(shard, 0, SEGMENT)
-        with pytest.raises(TryAgainError, match=r"model-1\.safetensors: the connection to 127\.0\.0\.1 broke"):
+        with pytest.raises(TryAgainError, match=r"model-1\.safetensors: the connection to 127\.0\.0\.1 failed"):
             keep(pieces, got)
     assert 2**21 < len(got) <= 5_000_000 + 65536
     assert got == content(model / "model-1.safetensors", 0, len(got))
@@ -404,7 +404,7 @@ def test_a_password_comes_from_the_environment(model, daemon, opened, monkeypatc
 def test_a_daemon_that_is_not_there_or_busy_is_tried_again(model, daemon, opened):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
-        with pytest.raises(TryAgainError, match=r"the connection to 127\.0\.0\.1 broke .*Connection refused"):
+        with pytest.raises(TryAgainError, match=r"the connection to 127\.0\.0\.1 failed .*Connection refused"):
             opened(f"rsync://127.0.0.1:{taken.getsockname()[1]}/m/model").list()
     with pytest.raises(TryAgainError, match="as many callers as it takes; fewer --connections"):
         opened(f"rsync://127.0.0.1:{daemon}/busy/model").list()
@@ -418,7 +418,7 @@ def test_a_daemon_that_is_not_there_or_busy_is_tried_again(model, daemon, opened
         ("me@peer: Permission denied (publickey,password).", 255, SourceError, "`ssh-copy-id me@peer` gives it a key"),
         ("ssh: Could not resolve hostname peer: Name or service not known", 255, SourceError, "look at its spelling"),
         ("ssh: Could not resolve hostname peer: Temporary failure in name resolution", 255, TryAgainError, "now"),
-        ("ssh: connect to host peer port 22: Connection refused", 255, TryAgainError, "broke .*Connection refused"),
+        ("ssh: connect to host peer port 22: Connection refused", 255, TryAgainError, "failed .*Connection refused"),
         ("sh: 1: rsync: not found", 127, SourceError, "peer has no rsync: install it there"),
     ],
 )

@@ -245,6 +245,16 @@ def test_what_has_the_damaged_file_open_keeps_it(model, copy_of, run_json):
         assert old.read() == flip(bytearray(MODEL[SHARD]))
 
 
+def test_each_attempt_of_a_repair_is_told(model, store, capsys, monkeypatch):
+    monkeypatch.setattr("aerie.cache.refetch._ATTEMPTS", 2)
+    damage(publish(model, MODEL, source="hf:a/b"), SHARD, flip)
+    assert run("verify", "--models-dir", store.root, "--repair", "--endpoint", "http://127.0.0.1:9") == 1
+    shown = capsys.readouterr()
+    assert re.match(r"aerie model verify: http://127\.0\.0\.1:9 does not answer: .*; again in \d s\n", shown.err)
+    assert "not repaired: http://127.0.0.1:9 does not answer" in shown.out
+    assert "Given up after 2 attempts" in shown.out
+
+
 @pytest.mark.parametrize("how", [["--quick"], []])
 def test_headers_that_never_fitted_are_the_models_own(model, run_json, how):
     odd = MODEL | {"consolidated.safetensors": safetensors({"v": b"1"})}

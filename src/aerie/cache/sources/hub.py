@@ -108,11 +108,11 @@ class HubSource:
             response = error.response
             raise self._refused(response.status_code, response.headers) from None
         except Exception as error:
-            if web.is_certificate(error):
-                raise SourceError(web.certificate(urlsplit(self._endpoint).hostname, error)) from None
+            if why := web.in_vain(self._endpoint, error):
+                raise SourceError(why) from None
             # huggingface_hub's own HTTP library changes its name between releases; its errors come from there.
             if isinstance(error, OSError) or type(error).__module__.startswith("httpx"):
-                raise TryAgainError(f"{self._shown} does not answer: {web.words(error)}") from None
+                raise TryAgainError(web.unreached(self._shown, self._endpoint, error)) from None
             if isinstance(error, ValueError | KeyError | TypeError | AttributeError):
                 raise TryAgainError(f"{self._shown} answers what is no model's description: {error!r}") from None
             raise
@@ -305,8 +305,10 @@ class HubSource:
             raise TryAgainError(f"{urlsplit(address).hostname} brought nothing for {web.STALL:g} s") from None
         except (httpx.HTTPError, httpx.StreamError, OSError) as error:
             host = urlsplit(address).hostname
-            if web.is_certificate(error):
-                raise SourceError(web.certificate(host, error)) from None
+            if why := web.in_vain(address, error):
+                raise SourceError(why) from None
+            if not self._is_ours(address):
+                self._addresses.pop(offer.path, None)  # the Hub may send elsewhere by now
             raise TryAgainError(f"{host}: {web.words(error)}") from None
 
     def _address(self, path: str) -> str:

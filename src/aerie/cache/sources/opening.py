@@ -5,6 +5,7 @@ import sys
 import urllib.parse
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.request import getproxies
 
 from aerie.cache.names import NameRefusedError, check_model, is_revision
 from aerie.cache.sources.source import Source, SourceError
@@ -82,6 +83,19 @@ class Peer:
 
 
 Place = Repository | Bucket | Directory | Peer
+
+
+def hint_for(place: Place) -> str:
+    """Return what to look at where nothing answers there."""
+    if isinstance(place, Directory):
+        return "is the file server up, and mounted?"
+    if isinstance(place, Peer):
+        if place.daemon:
+            return "is the address right, the network up, the daemon running there?"
+        login = f"{place.user}@{place.host}" if place.user else place.host
+        return f"does `ssh -o BatchMode=yes {login} true` work?"
+    proxy = "" if getproxies() else ", a proxy to be named in HTTPS_PROXY"
+    return f"is the address right, the network up{proxy}?"
 
 
 def parse(text: str) -> Place:

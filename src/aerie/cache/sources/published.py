@@ -8,8 +8,8 @@ from aerie.cache.sources.source import Listing, Offer, SourceError
 LARGEST_MANIFEST = 64 * 2**20
 """Bytes; that of 595 GB has one."""
 
-NOT_THE_MODELS = (".git", ".cache/huggingface", "lost+found")
-"""Of `git clone`, of `hf download --local-dir`, of the file system."""
+NOT_THE_MODELS = (".git", ".cache/huggingface", "lost+found", ".aerie")
+"""Of `git clone`, of `hf download --local-dir`, of the file system, of Aerie's own work in a model's directory."""
 
 
 def is_models(name: str) -> bool:

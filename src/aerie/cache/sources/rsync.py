@@ -322,7 +322,7 @@ class RsyncSource:
         if code == _NO_SUCH_COMMAND:
             return SourceError(f"{where}: {self._named['host']} has no rsync: install it there ({words})")
         if code in _CODES_TO_TRY_AGAIN or code < 0:
-            return TryAgainError(f"{where}: the connection to {self._named['host']} broke ({words or f'code {code}'})")
+            return TryAgainError(f"{where}: the connection to {self._named['host']} failed ({words or f'code {code}'})")
         if code == 0:
             return SourceError(
                 f"{where} is shorter than it was when it was listed: let what writes it end, then run this again"

@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterator, Mapping
 from email.utils import parsedate_to_datetime
 from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 import httpx
 
@@ -32,6 +33,46 @@ def without_user(address: str) -> str:
     """Return an address without the user and password that may be in it."""
     parts = urlsplit(address)
     return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
+
+
+def proxy_for(address: str) -> str | None:
+    """Return the proxy by which an address is asked, without its user; None where none is."""
+    parts = urlsplit(address)
+    if not parts.hostname or proxy_bypass(parts.hostname):
+        return None
+    proxies = getproxies()
+    found = proxies.get(parts.scheme) or proxies.get("all")
+    return without_user(found) if found else None
+
+
+def unreached(shown: str, address: str, error: BaseException) -> str:
+    """Return that nobody answers there, with the proxy that was asked where there is one."""
+    if proxy := proxy_for(address):
+        return (
+            f"{shown} cannot be reached by the proxy {proxy}, which the environment names: {words(error)}. Mend "
+            "HTTPS_PROXY, HTTP_PROXY or ALL_PROXY, or let NO_PROXY leave that host out"
+        )
+    return f"{shown} does not answer: {words(error)}"
+
+
+def is_no_tls(error: BaseException) -> bool:
+    """Return whether what answered to a TLS handshake does not speak TLS."""
+    at: BaseException | None = error
+    while at is not None:
+        if any(each in str(at) for each in ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE")):
+            return True
+        at = at.__cause__ or at.__context__
+    return False
+
+
+def in_vain(address: str, error: BaseException) -> str | None:
+    """Return why asking there again changes nothing, and what to do; None where it may."""
+    if is_certificate(error):
+        return certificate(urlsplit(address).hostname, error)
+    if is_no_tls(error):
+        shown = urlsplit(without_user(address))._replace(path="", query="", fragment="").geturl()
+        return f"{shown} does not speak TLS, which https:// is: is http:// meant, or another port?"
+    return None
 
 
 def is_certificate(error: BaseException) -> bool:
