@@ -657,8 +657,9 @@ def test_a_server_that_does_not_speak_tls_is_asked_once(hub, fetcher, files):
     assert "attempts" not in done.err
 
 
-def test_a_proxy_that_is_not_there_is_named(hub, fetcher, files):
-    fetcher.environment = {"HTTPS_PROXY": "http://me:secret@127.0.0.1:9"}
+@pytest.mark.parametrize("given", ["http://me:secret@127.0.0.1:9", "me:secret@127.0.0.1:9"])
+def test_a_proxy_that_is_not_there_is_named(hub, fetcher, files, given):
+    fetcher.environment = {"HTTPS_PROXY": given}
     done = fetcher.run("--endpoint", "https://hub.example")
     assert done.code == 1
     assert "https://hub.example cannot be reached by the proxy http://127.0.0.1:9, which the environment" in done.err

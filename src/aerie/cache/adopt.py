@@ -25,7 +25,7 @@ from typing import NoReturn
 import aerie
 from aerie.cache.directories import StoreError, make_directory, sync
 from aerie.cache.hashing import digest
-from aerie.cache.headers import odd_headers, told
+from aerie.cache.headers import is_incomplete, odd_headers, told
 from aerie.cache.inside import directory, walk
 from aerie.cache.layout import CURRENT, PREVIOUS, Model, Store, load_manifest
 from aerie.cache.manifest import ADOPTED, MANIFEST, Manifest, ManifestError, content_revision
@@ -174,6 +174,11 @@ def _adopt(options: Options, path: Path, model: Model, origin: _Origin) -> tuple
     else:
         if not originals:
             raise StoreError(f"{path} has no files")
+        if inner := sorted({each.path.partition("/")[0] for each in originals if each.path.endswith(f"/{MANIFEST}")}):
+            raise StoreError(
+                f"{path} is no model: it holds what Aerie has published in {', '.join(inner[:_SHOWN])}. Adopt one of "
+                f"these directories, such as {path / inner[0]}"
+            )
         check_files(each.path for each in originals)
         if not (options.reflink or options.copy):
             _check_links(originals, model.own)
@@ -252,8 +257,10 @@ def _manifest(
         by = next(iter(expected.values())).by
         raise StoreError(f"{_many(more)} not what {by} lists: move it away first. Nothing was adopted")
     proven = bool(expected) and all(each.sha256 or each.git_sha1 for each in expected.values())
-    _check_headers(options, path, originals, proven=proven, partly="include" in kept or "exclude" in kept)
+    odd = _check_headers(options, path, originals, proven=proven, partly="include" in kept or "exclude" in kept)
     files = hash_all(originals, expected, model.name, memory)
+    if odd:
+        print(printable(f"aerie model adopt: {odd}"), file=sys.stderr)
     return Manifest(
         name=model.name,
         revision=revision or content_revision(files),
@@ -265,18 +272,20 @@ def _manifest(
     )
 
 
-def _check_headers(options: Options, path: Path, originals: Sequence[Original], *, proven: bool, partly: bool) -> None:
-    """Raise StoreError where weights are cut off or missing, and nothing proves that they are to be so; or warn."""
+def _check_headers(options: Options, path: Path, originals: Sequence[Original], *, proven: bool, partly: bool) -> str:
+    """Return what is to be told of the weights' headers.
+
+    Raises StoreError where weights are cut off or missing, and nothing proves that they are to be so.
+    """
     odd = odd_headers(path, [each.path for each in originals], partly=partly)
     if not odd:
-        return
-    if not proven and not options.as_it_is:
+        return ""
+    if is_incomplete(odd) and not proven and not options.as_it_is:
         raise StoreError(
             f"{told(odd)}. Nothing was adopted, and {path} is as it was: mend it first, or name with --source what "
             "it is a copy of; --as-it-is adopts it all the same"
         )
-    why = "its digests say that it is to be so" if proven else "--as-it-is"
-    print(printable(f"aerie model adopt: {told(odd)}; adopted all the same: {why}"), file=sys.stderr)
+    return f"{told(odd)}; adopted all the same{', by its digests it is to be so' if proven else ''}"
 
 
 def _many(names: Sequence[str]) -> str:

@@ -6,6 +6,7 @@ fields are named as the arguments here.
 
 import argparse
 import json
+import os
 import re
 import sys
 from collections.abc import Callable
@@ -52,7 +53,10 @@ def _run(name: str) -> Callable[[argparse.Namespace], int]:
             message, code = printable(f"{where}{error.strerror or error}"), _FAILED
         print(f"aerie model {given.kind}: {message}", file=sys.stderr)
         if given.json:
-            print(json.dumps({"state": "failed", "message": message}))
+            try:
+                print(json.dumps({"state": "failed", "message": message}), flush=True)
+            except OSError:  # stdout is what failed, and Python would try once more at its end
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return code
 
     return run

@@ -19,7 +19,7 @@ from pathlib import Path
 import aerie
 from aerie.cache.directories import StoreError
 from aerie.cache.download import Download
-from aerie.cache.headers import odd_headers, told
+from aerie.cache.headers import WEIGHTS, is_incomplete, odd_headers, told
 from aerie.cache.layout import BusyError, Store, load_manifest
 from aerie.cache.ledger import Ledger, boot_id
 from aerie.cache.manifest import MANIFEST, File, Manifest, ManifestError, content_revision
@@ -136,6 +136,7 @@ class _Fetch:
         self._options = options
         self._aloud = aloud
         self._began = time.monotonic()
+        self._leaves_out_weights = False
         self._place = parse(options.source)
         self._name = check_model(options.name or name_of(options.source, self._place))
         self._model = Store(options.models_dir).model(self._name)
@@ -150,14 +151,21 @@ class _Fetch:
         if self._is_offline():
             return self._offline()
         if options.dry_run:
-            return self._fetch_from(self._listed)
+            return self._told_there() or self._fetch_from(self._listed)
         with self._locked():
-            wanted = options.revision
-            if wanted is not None and is_revision(wanted):
-                files = self._published(wanted)
-                if files is not None:
-                    return self._there(wanted, files)
-            return self._fetch_from(self._listed)
+            found = self._told_there()
+            if found is None:
+                return self._fetch_from(self._listed)
+            self._switch(found.revision)
+            return replace(found, current=self._model.current() == found.revision)
+
+    def _told_there(self) -> Result | None:
+        """Return that the commit that is wanted is published; None where none is, or it is not."""
+        wanted = self._options.revision
+        if wanted is None or not is_revision(wanted):
+            return None
+        files = self._published(wanted)
+        return None if files is None else self._result(wanted, files, "there already", 0)
 
     def _is_offline(self) -> bool:
         forbidden = os.environ.get(_OFFLINE, "").upper() in {"1", "ON", "YES", "TRUE"}
@@ -280,6 +288,8 @@ class _Fetch:
             if (not options.include or _matches(offer.path, options.include))
             and not _matches(offer.path, options.exclude)
         )
+        left_out = {offer.path for offer in listing.files} - {offer.path for offer in files}
+        self._leaves_out_weights = any(path.endswith(WEIGHTS) for path in left_out)
         if not files:
             why = "fit --include and --exclude" if listing.files else "are there"
             raise _FetchError(f"of {source.description} no files {why}: nothing was published")
@@ -420,7 +430,7 @@ class _Fetch:
             Seen(self._model.own, source.description).remember(offers, named)
             self._check_content(source, named)
         if not self._model.is_published(named):
-            odd = self._odd(source, staging / "files", offers, partly=bool(chosen or self._patterns()))
+            odd = self._odd(source, staging / "files", offers, partly=bool(chosen) or self._leaves_out_weights)
             self._publish(source, staging, named, files, chosen)
         self._switch(named)
         shutil.rmtree(staging, ignore_errors=True)
@@ -436,14 +446,14 @@ class _Fetch:
             return ()
         what = told(odd)
         proven = all(offer.sha256 or offer.git_sha1 for offer in offers)
-        if not proven and not self._options.as_it_is:
+        if is_incomplete(odd) and not proven and not self._options.as_it_is:
+            self._kept.counts = None  # the same command ends here again
             raise _FetchError(
-                f"of {source.description} nothing was published: {what}. Mend it there; --as-it-is publishes it all "
-                "the same"
+                f"of {source.description} nothing was published: {what}. Mend it there, then run this again: what was "
+                "fetched is kept; --as-it-is publishes it all the same"
             )
-        why = "by the source's own digests it is to be so" if proven else "--as-it-is"
-        _log.warning("%s; published all the same: %s", what, why)
-        return tuple(odd)
+        _log.warning("%s; published all the same%s", what, ", by the source's digests it is to be so" if proven else "")
+        return tuple(fault.text for fault in odd)
 
     def _publish(
         self, source: Source, staging: Path, revision: str, files: tuple[File, ...], chosen: Mapping[str, str]

@@ -43,7 +43,7 @@ def inspect(path: Path, manifest: Manifest, *, quick: bool, threads: int) -> Rep
             if quick:
                 _compare_heads(root, there, threads, entries, report)
             # What does not fit may have come so from where the model was made.
-            report.notes += odd if report.findings else [f"as it was fetched: {each}" for each in odd]
+            report.notes += [each if report.findings else f"as it was fetched: {each}" for each in odd]
     report.findings.sort(key=lambda each: (each.path, each.kind))
     return report
 
@@ -143,7 +143,7 @@ def _numbered(segments: Sequence[int], count: int) -> str:
 def _odd_headers(path: Path, entries: Mapping[str, Entry], manifest: Manifest) -> list[str]:
     if not all(_is_file(entry) for name, entry in entries.items() if name.endswith(WEIGHTS) and "/" not in name):
         return []
-    return odd_headers(path, entries, partly=bool(manifest.chosen))
+    return [fault.text for fault in odd_headers(path, entries, partly=bool(manifest.chosen))]
 
 
 def _compare_heads(

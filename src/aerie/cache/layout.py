@@ -20,7 +20,7 @@ from pathlib import Path
 from aerie.cache.directories import DIRECTORY_MODE, StoreError, exists, is_directory, make_directory, sync
 from aerie.cache.inside import directory, open_inside
 from aerie.cache.manifest import MANIFEST, Manifest, ManifestError, read_manifest
-from aerie.cache.names import NameRefusedError, check_model, check_revision
+from aerie.cache.names import NameRefusedError, check_model, check_revision, is_revision
 from aerie.cache.settling import settle
 
 CURRENT = "current"
@@ -71,6 +71,7 @@ class Store:
             with suppress(NameRefusedError, PermissionError):
                 model = self.model(name)
                 if model.is_kept:
+                    model.revisions()  # one that this user may not list is left out, see `left_out`
                     found.append(model)
         return found
 
@@ -193,7 +194,9 @@ class Model:
         except NameRefusedError:
             found = f"points to {str(path.readlink())!r}"
         except OSError as error:
-            found = "is no symlink" if error.errno == errno.EINVAL else f"cannot be read ({error.strerror})"
+            if error.errno != errno.EINVAL:
+                raise StoreError(f"{path} cannot be read: {error.strerror}: run this as root") from None
+            found = "is no symlink"
         raise StoreError(f"{path} {found}, expected a symlink to a revision beside it: move it away, then try again")
 
     @contextmanager
@@ -280,7 +283,9 @@ class Model:
         """Return the keys of what is being made, or was left half made; None where this user may not look."""
         try:
             with os.scandir(self.own / "staging") as entries:
-                return sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
+                return sorted(
+                    each.name for each in entries if is_revision(each.name) and each.is_dir(follow_symlinks=False)
+                )
         except PermissionError:
             return None
         except (FileNotFoundError, NotADirectoryError):
@@ -326,6 +331,8 @@ class Model:
         old = self.current()
         if old == revision:
             return
+        if old is not None and not self.is_published(old):
+            old = None  # it was removed by hand: what was previous is worth more than its name
         if self._linked(PREVIOUS) == revision and old is not None and self._exchange():
             sync(self.path)
             return

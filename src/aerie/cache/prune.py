@@ -60,7 +60,7 @@ def prune(options: Options) -> int:
     """Remove, print what and how many bytes, and return 0, or 1 where a model was left out. Raises StoreError."""
     store = Store(options.models_dir)
     models = [store.kept(name) for name in dict.fromkeys(options.models)] or store.models()
-    pruning, items, failed = _Pruning(options), [], False
+    pruning, items, failed = _Pruning(options), [], dict[str, str]()
     for model in models:
         try:
             with _alone(model, options):
@@ -69,16 +69,17 @@ def prune(options: Options) -> int:
                     if not options.json:
                         _print(item, options)
         except (StoreError, OSError) as error:
-            failed = True
-            print(f"aerie model prune: {model.name} is left as it is: {error}", file=sys.stderr)
+            failed[model.name] = printable(str(error))
+            print(f"aerie model prune: {model.name} is left as it is: {failed[model.name]}", file=sys.stderr)
     freed = sum(item.freed for item in items)
     if options.json:
         content = {"freed": freed, "dry_run": options.dry_run, "items": [asdict(item) for item in items]}
+        content["failed"] = failed
         json.dump(content, sys.stdout, indent=1)
         print()
     else:
         print(f"{amount(freed)} {'would be ' if options.dry_run else ''}freed")
-    return int(failed)
+    return int(bool(failed))
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from typing import NoReturn
 from aerie.cache.directories import StoreError
 from aerie.cache.findings import Report, lines_of
 from aerie.cache.hashing import default_threads
+from aerie.cache.headers import odd_headers
 from aerie.cache.inspection import inspect
 from aerie.cache.layout import CURRENT, Model, Store, load_manifest
 from aerie.cache.listing import in_words
@@ -136,7 +137,12 @@ def _verify(options: Options, target: _Target) -> Report:
                 report.error = f"not repaired: {why_not}"
             elif options.repair and not why_not:
                 reach = Reach(options.source, options.endpoint, options.token_file, options.limit_rate)
+                before = set(report.notes)
                 repair(model, manifest, report, reach, threads)
+                if report.repaired and report.is_whole:
+                    odd = odd_headers(path, [file.path for file in manifest.files], partly=bool(manifest.chosen))
+                    report.notes = [each for each in report.notes if each not in before]
+                    report.notes += [*(f"as it was fetched: {each.text}" for each in odd), *_remarks(target, manifest)]
         except ManifestError as error:
             report.error = f"{error}. Move {path} away, and fetch or adopt it again: `aerie model fetch`, `adopt`"
         except OSError as error:

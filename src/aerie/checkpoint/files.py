@@ -48,6 +48,8 @@ class Fault:
     fatal: bool = True
     absent: bool = False
     """Whether it is files that are not there: there may be only some on purpose."""
+    broken: bool = False
+    """Whether it is a file whose header does not fit it: it is cut off, or no such file."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +106,9 @@ def _try_to_read(path: Path) -> dict[str, Tensor] | Fault:
     try:
         return _read_header(path)
     except _BrokenError as error:
-        return Fault(f"{path.name} {error}", f"fetch {path.name} again; its hash shows whether it is whole then")
+        return Fault(
+            f"{path.name} {error}", f"fetch {path.name} again; its hash shows whether it is whole then", broken=True
+        )
     except OSError as error:
         return Fault(f"{path.name} cannot be read: {error.strerror}", f"see the disk, and who may read {path}")
 

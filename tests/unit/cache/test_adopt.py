@@ -429,6 +429,16 @@ def test_it_is_told_where_the_directory_went_and_a_second_time_what_became_of_it
     assert "`aerie model list`" in told
 
 
+def test_a_directory_of_models_is_no_model(tmp_path, store, run):
+    for name in ("drafter", "target"):
+        write_files(tmp_path / "copied" / name, CONTENT | {"aerie-manifest.json": b"{}"})
+    code, told = run(tmp_path / "copied")
+    assert code == 1
+    assert f"{tmp_path / 'copied'} is no model: it holds what Aerie has published in drafter, target" in told
+    assert (tmp_path / "copied/target/config.json").is_file()
+    assert not list(store.root.iterdir())
+
+
 def test_what_was_copied_is_told_to_be_there_still(home, store, capsys):
     assert cli.main(["model", "adopt", str(home), "--copy", "--models-dir", str(store.root)]) == 0
     assert f", also in {home}\n" in capsys.readouterr().out

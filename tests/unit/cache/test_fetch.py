@@ -89,7 +89,7 @@ def test_weights_that_are_not_whole_and_that_nothing_proves_are_published_only_a
     message = json.loads(done.out)["message"]
     assert says in message
     assert "--as-it-is" in message
-    assert "are kept" in message
+    assert "what was fetched is kept" in message
     done = fetcher.run("--json", "--as-it-is", source=str(source))
     assert done.code == 0, done.err
     assert says in done.err
@@ -107,6 +107,34 @@ def test_weights_that_the_hub_proves_are_published_with_a_warning(hub, fetcher, 
     assert says in done.err
     assert "whole" not in done.out
     check_published(fetcher, weights)
+
+
+def test_only_what_leaves_weights_out_excuses_that_they_are_not_there(fetcher, tmp_path):
+    source = tmp_path / NAME
+    write_files(source, LACKING | {"README.md": b"x"})
+    done = fetcher.run("--exclude", "README.md", source=str(source))
+    assert done.code == 1
+    assert "1 of 2 shards are missing" in done.err
+
+
+def test_weights_that_their_authors_laid_out_oddly_are_published_with_a_warning(fetcher, tmp_path):
+    source = tmp_path / NAME
+    weights = SHARDS | {"consolidated.safetensors": safetensors(3000)}
+    write_files(source, weights)
+    done = fetcher.run(source=str(source))
+    assert done.code == 0, done.err
+    assert "consolidated.safetensors stands beside the shards" in done.err
+    check_published(fetcher, weights)
+
+
+def test_a_published_commit_is_there_for_a_dry_run_as_for_a_fetch(fetcher, home_made, tmp_path):
+    assert fetcher.run("--name", "m", source=str(home_made)).code == 0
+    revision = Store(fetcher.models).model("m").current()
+    write_files(tmp_path / "other", SHARDS)
+    for dry in (["--dry-run"], []):
+        done = fetcher.run("--name", "m", "--revision", revision, "--json", *dry, source=str(tmp_path / "other"))
+        assert done.code == 0, done.err
+        assert json.loads(done.out)["state"] == "there already"
 
 
 def test_shards_that_were_not_chosen_are_not_missed(fetcher, tmp_path):

@@ -373,10 +373,30 @@ def test_list_shows_a_model_whose_current_revision_is_gone(model, store, run, ca
 
 
 def test_list_shows_that_the_revision_before_is_gone_which_harms_nobody(model, run):
-    shutil.rmtree(publish(model, CONTENT, FIRST))
+    first = publish(model, CONTENT, FIRST)
     publish(model, CONTENT, SECOND)
+    shutil.rmtree(first)
     code, told = run("list")
     assert (code, told["models"][0]["missing"]) == (0, [{"revision": FIRST, "state": "previous"}])
+
+
+def test_what_is_gone_does_not_become_the_revision_before(model, run):
+    publish(model, CONTENT, FIRST)
+    second = publish(model, CONTENT, SECOND)
+    shutil.rmtree(second)
+    model.switch(FIRST)
+    assert (model.current(), model.previous()) == (FIRST, None)
+    publish(model, CONTENT, SECOND)
+    assert (model.current(), model.previous()) == (SECOND, FIRST)
+
+
+def test_what_is_not_ours_in_a_staging_harms_nobody(model, run):
+    publish(model, CONTENT, FIRST)
+    (model.own / "staging/not-a-key").mkdir(parents=True)
+    code, told = run("list")
+    assert (code, told["models"][0]["staging"]) == (0, [])
+    assert run("prune")[0] == 0
+    assert (model.own / "staging/not-a-key").is_dir()
 
 
 def test_a_symlink_in_a_models_place_is_left_out_and_told(model, store, run, capsys):

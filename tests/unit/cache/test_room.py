@@ -77,4 +77,5 @@ def test_a_limit_above_the_machines_memory_is_none(look):
 
 
 def test_this_machine_has_some():
-    assert 0 < room().available <= room().machine
+    found = room()
+    assert 0 < found.available <= found.machine

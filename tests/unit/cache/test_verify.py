@@ -245,6 +245,14 @@ def test_what_has_the_damaged_file_open_keeps_it(model, copy_of, run_json):
         assert old.read() == flip(bytearray(MODEL[SHARD]))
 
 
+def test_what_was_mended_is_not_told_as_it_was_before(model, copy_of, run_json):
+    path = publish(model, MODEL, source=str(copy_of))
+    damage(path, SHARD, lambda content: content[:-10])
+    code, report = run_json("--repair")
+    assert (code, report["whole"]) == (0, True)
+    assert not [note for note in report["notes"] if "cut off" in note]
+
+
 def test_each_attempt_of_a_repair_is_told(model, store, capsys, monkeypatch):
     monkeypatch.setattr("aerie.cache.refetch._ATTEMPTS", 2)
     damage(publish(model, MODEL, source="hf:a/b"), SHARD, flip)

@@ -42,7 +42,9 @@ def proxy_for(address: str) -> str | None:
         return None
     proxies = getproxies()
     found = proxies.get(parts.scheme) or proxies.get("all")
-    return without_user(found) if found else None
+    if not found:
+        return None
+    return without_user(found if "://" in found else f"http://{found}")
 
 
 def unreached(shown: str, address: str, error: BaseException) -> str:
@@ -70,6 +72,8 @@ def in_vain(address: str, error: BaseException) -> str | None:
     if is_certificate(error):
         return certificate(urlsplit(address).hostname, error)
     if is_no_tls(error):
+        if proxy := proxy_for(address):
+            return f"the proxy {proxy}, which the environment names, or what it leads to, does not speak TLS"
         shown = urlsplit(without_user(address))._replace(path="", query="", fragment="").geturl()
         return f"{shown} does not speak TLS, which https:// is: is http:// meant, or another port?"
     return None
