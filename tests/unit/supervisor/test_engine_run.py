@@ -72,6 +72,7 @@ def engine(tmp_path, monkeypatch):
         monkeypatch.setattr(readiness, "watch", watch)
         return *asyncio.run(main()), events
 
+    go.events = events
     return go
 
 
@@ -145,14 +146,17 @@ def test_a_driver_that_does_not_answer_stalls_a_start(engine, monkeypatch):
 def test_an_engine_that_answers_and_fails_the_check_is_no_stall(engine, monkeypatch):
     """Loading it again would not mend it; what hangs from there on is the judge's to say."""
     monkeypatch.setattr(run, "_TEARDOWN", 0.1)
-    _, ending, events = engine(meanwhile=stalled, stall=0.2)
+
+    def is_stalled():
+        return any(isinstance(event, Progressed) and event.start["stalled"] for event in engine.events)
+
+    async def stalled():
+        await until(is_stalled)
+        return True
+
+    _, ending, _ = engine(meanwhile=stalled, stall=0.2)
     assert ending.asked
-    assert any(isinstance(event, Progressed) and event.start["stalled"] for event in events)
-
-
-async def stalled():
-    await asyncio.sleep(2)
-    return True
+    assert is_stalled()
 
 
 async def stop():
