@@ -35,6 +35,7 @@ from aerie.cache.originals import Expected, Memory, Original, find_originals, ha
 from aerie.cache.progress import amount
 from aerie.cache.sharing import clone, copy_range
 from aerie.cache.sources.opening import SourceTextError, open_source
+from aerie.cache.sources.published import why_no_model
 from aerie.cache.sources.source import SourceError, TryAgainError
 from aerie.cache.whose import refuse_the_service
 from aerie.cache.words import printable
@@ -174,11 +175,8 @@ def _adopt(options: Options, path: Path, model: Model, origin: _Origin) -> tuple
     else:
         if not originals:
             raise StoreError(f"{path} has no files")
-        if inner := sorted({each.path.partition("/")[0] for each in originals if each.path.endswith(f"/{MANIFEST}")}):
-            raise StoreError(
-                f"{path} is no model: it holds what Aerie has published in {', '.join(inner[:_SHOWN])}. Adopt one of "
-                f"these directories, such as {path / inner[0]}"
-            )
+        if why := why_no_model(str(path), (each.path for each in originals)):
+            raise StoreError(why)
         check_files(each.path for each in originals)
         if not (options.reflink or options.copy):
             _check_links(originals, model.own)

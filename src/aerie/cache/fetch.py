@@ -22,13 +22,14 @@ from aerie.cache.download import Download
 from aerie.cache.headers import WEIGHTS, is_incomplete, odd_headers, told
 from aerie.cache.layout import BusyError, Store, load_manifest
 from aerie.cache.ledger import Ledger, boot_id
-from aerie.cache.manifest import MANIFEST, File, Manifest, ManifestError, content_revision
+from aerie.cache.manifest import File, Manifest, ManifestError, content_revision
 from aerie.cache.names import NameRefusedError, check_files, check_model, check_revision, is_revision
 from aerie.cache.patience import GaveUpError
 from aerie.cache.progress import Aloud, Counts, Display, amount
 from aerie.cache.result import Result, in_words
 from aerie.cache.seen import Seen
 from aerie.cache.sources.opening import Repository, SourceTextError, hint_for, name_of, open_source, parse
+from aerie.cache.sources.published import why_no_model
 from aerie.cache.sources.source import Listing, Offer, Source, SourceError, TryAgainError
 from aerie.cache.staging import DiskError
 from aerie.cache.whose import refuse_the_service
@@ -41,7 +42,6 @@ LIST_ATTEMPTS = 6
 FIRST_PAUSE = 1.0
 """Seconds before the second one."""
 _LONGEST_PAUSE = 60.0
-_SHOWN = 5
 _OFFLINE = "HF_HUB_OFFLINE"
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _FAILED, _USAGE, _INTERRUPTED = 1, 2, 128
@@ -275,13 +275,8 @@ class _Fetch:
 
     def _chosen(self, source: Source, listing: Listing) -> tuple[Offer, ...]:
         options = self._options
-        inner = sorted({offer.path.partition("/")[0] for offer in listing.files if offer.path.endswith(f"/{MANIFEST}")})
-        if inner:
-            raise _FetchError(
-                f"{source.description} is no model: it holds what Aerie has published in {', '.join(inner[:_SHOWN])}"
-                f"{' and more' if len(inner) > _SHOWN else ''}. Give one of them, such as "
-                f"{source.description.rstrip('/')}/{inner[0]}"
-            )
+        if why := why_no_model(source.description, (offer.path for offer in listing.files)):
+            raise _FetchError(why)
         files = tuple(
             offer
             for offer in sorted(listing.files, key=lambda offer: offer.path)

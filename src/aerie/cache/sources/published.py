@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping
 from aerie.cache.manifest import MANIFEST, Manifest, ManifestError, read_manifest
 from aerie.cache.sources.source import Listing, Offer, SourceError
 
+_SHOWN = 5
 LARGEST_MANIFEST = 64 * 2**20
 """Bytes; that of 595 GB has one."""
 
@@ -15,6 +16,18 @@ NOT_THE_MODELS = (".git", ".cache/huggingface", "lost+found", ".aerie")
 def is_models(name: str) -> bool:
     """Return whether a file or directory is part of a model, and not what tools leave beside it."""
     return not any(name == each or name.startswith(f"{each}/") for each in NOT_THE_MODELS)
+
+
+def why_no_model(where: str, names: Iterable[str]) -> str | None:
+    """Return why what has these files is several models, and no model; None where it may be one."""
+    inner = sorted({name.partition("/")[0] for name in names if name.endswith(f"/{MANIFEST}")})
+    if not inner:
+        return None
+    more = " and more" if len(inner) > _SHOWN else ""
+    return (
+        f"{where} is no model: it holds what Aerie has published in {', '.join(inner[:_SHOWN])}{more}. Give one of "
+        f"them, such as {where.rstrip('/')}/{inner[0]}"
+    )
 
 
 def within(names: Iterable[str], where: str, revision: str | None) -> str:
